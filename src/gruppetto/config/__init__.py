@@ -1,0 +1,1 @@
+"""Config: the typed schema, the loader, and the recipes."""

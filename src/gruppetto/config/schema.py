@@ -1,0 +1,322 @@
+"""Every setting of a run, typed. The field docstrings are the reference that `gruppetto config --help-all` prints.
+
+Owns names, types, ranges, defaults and the checks that cross fields. Promises: frozen; unknown keys are refused; sizes
+that do not fit together are refused before anything starts, with the product and the nearest value that works.
+Pure pydantic: no torch, no files are read here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """A TOML table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """[run]: what is common to all."""
+
+    name: str = "run"
+    """Name of the run; its folder is `<dir>/<name>`."""
+    dir: str = "runs"
+    """Folder that holds run folders."""
+    steps: Positive = 100
+    """Optimizer steps."""
+    seed: int = 0
+    """Seeds data order, sampling, initial weights; streams are named, so that one does not shift another."""
+    deterministic: bool = False
+    """Same seed, bitwise the same metrics (time fields aside): engine and scheduler meet at every decode step, fp32,
+    one thread, a rollout's tokens independent of its batch-mates."""
+    threads: Positive = 1
+    """Torch threads of this process."""
+
+
+class ModelSection(Section):
+    """[model]: the model that learns."""
+
+    path: str = ""
+    """A Hugging Face folder: config.json, safetensors, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the engine's weights and of the trainer's forward; master weights are always float32."""
+    device: str = "auto"
+    """auto (cuda when there is one), cpu, cuda, cuda:1 …"""
+
+
+class DataSection(Section):
+    """[data]: where tasks come from."""
+
+    type: Literal["file", "reasoning_gym", "function"] = "file"
+    """file: JSONL or Parquet; reasoning_gym: procedural (extra `gym`); function: `path` is module:function, which
+    returns rows for (seed, size)."""
+    path: str = ""
+    """File (or `file@[a:b]`, a Python slice of it), reasoning_gym data set, or module:function."""
+    eval_path: str = ""
+    """Held-out tasks, same type; empty with a procedural type means the same generator under another seed."""
+    size: Positive = 1024
+    """Tasks to generate (procedural types)."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the generator."""
+    prompt_key: str = ""
+    """Column of the prompt; empty = recognised from the schema."""
+    answer_key: str = ""
+    """Column of the answer; empty = recognised from the schema."""
+    system_prompt: str = ""
+    """Put before the messages of every task."""
+    chat_template: Literal["auto", "always", "never"] = "auto"
+    """auto: messages are rendered by the tokenizer's template, plain text only when the tokenizer has one."""
+    shuffle: bool = True
+    """Seeded order, another one each epoch."""
+    max_prompt_tokens: Positive | None = None
+    """Longest prompt; None = what the context leaves."""
+    too_long: Literal["drop", "refuse"] = "drop"
+    """A prompt longer than that: drop and count, or refuse the data."""
+
+
+class RolloutSection(Section):
+    """[rollout]: what a step generates, and how it samples."""
+
+    prompts_per_step: Positive = 16
+    """Groups in one batch."""
+    group_size: Positive = 8
+    """Rollouts of one task."""
+    max_tokens: Positive = 256
+    """Model tokens of one rollout, over all its segments."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Sampling temperature; logprobs and the trainer use the same."""
+    top_p: Share = 1.0
+    """Nucleus; below 1 the sampled distribution is not the one trained on."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0 = off; otherwise as for top_p."""
+    stop: list[str] = []
+    """Stop strings, found across token boundaries too."""
+    stop_ids: list[int] = []
+    """Stop token ids besides the tokenizer's end tokens."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """A rollout that has not come back after this is failed (liveness)."""
+
+
+class SyncScheduler(Section):
+    """[scheduler] type = "sync": all launched, all awaited (depth 1, strictly on-policy)."""
+
+    type: Literal["sync"] = "sync"
+
+
+class PartialScheduler(Section):
+    """[scheduler] type = "partial": over-provision, stop early, park the unfinished, resume them first (APRIL)."""
+
+    type: Literal["partial"] = "partial"
+    over_provision: Annotated[float, Field(ge=1, le=8)] = 1.5
+    """Groups live or ready, in batches."""
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    """Largest staleness of a trained token; None = no bound, the observed maximum is reported."""
+    over_age: Literal["wait", "mask", "drop"] = "mask"
+    """What happens to tokens over `max_staleness`: the batch waits for them, they carry no gradient, or their group is
+    dropped (which censors long answers, and the record says so)."""
+    max_parked_steps: Positive | None = None
+    """A rollout older than this many steps is dropped with its group; None = no limit."""
+
+    @model_validator(mode="after")
+    def _wait_needs_depth(self) -> PartialScheduler:
+        if self.over_age == "wait" and self.max_staleness is not None and self.over_provision > self.max_staleness + 1:
+            raise ValueError(
+                f"over_provision = {self.over_provision:g} with over_age = 'wait' admits more groups than "
+                f"max_staleness = {self.max_staleness} can consume in time; "
+                f"write over_provision = {self.max_staleness + 1} or less"
+            )
+        return self
+
+
+Scheduler = Annotated[SyncScheduler | PartialScheduler, Field(discriminator="type")]
+
+
+class EngineSection(Section):
+    """[engine]: what samples."""
+
+    type: Literal["embedded"] = "embedded"
+    """embedded: in this process, on a thread of its own, CPU or CUDA."""
+    count: Positive = 1
+    """Engines."""
+    slots: Positive = 64
+    """Sequences decoded together."""
+    context: Positive = 1024
+    """Longest prompt + response, in tokens."""
+    admit_batch: Positive = 4
+    """Free slots to wait for before a prefill while others decode; 1 = at once."""
+    prefill_chunk: Positive = 256
+    """Prompt tokens of one prefill call, which bounds how long an abort can take."""
+    kv_on_swap: Literal["keep", "recompute"] = "recompute"
+    """What a rollout that lives across a weight swap does with the KV of the old weights."""
+    args: dict[str, Any] = {}
+    """Passed to the engine verbatim."""
+
+
+class RewardSection(Section):
+    """[reward]: what scores."""
+
+    type: Literal["exact", "numeric", "regex", "math", "reasoning_gym", "function"] = "exact"
+    """exact, numeric (last number), regex (first group of `pattern`), math (extra `math`), reasoning_gym (the data
+    set's own), function (`path` = module:function of (prompt, response, answer, extra) -> number)."""
+    path: str = ""
+    """module:function, for type = "function"; `file.py:function` works too."""
+    pattern: str = ""
+    """Where the answer stands in the response, for regex; with exact and numeric it is applied first when given."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """After this the verifier's process is killed and the reward is None."""
+    processes: Annotated[int, Field(ge=0)] = 1
+    """Verifier processes; 0 = in this process (only for exact, numeric and regex)."""
+
+
+class BufferSection(Section):
+    """[buffer]: which groups may be trained on."""
+
+    drop_zero_variance: bool = False
+    """Groups in which all rewards are equal are dropped and replaced (DAPO's dynamic sampling)."""
+    max_filtered_groups: Positive = 256
+    """Groups dropped in a row before the run says that nothing passes."""
+    when_starved: Literal["stop", "train"] = "stop"
+    """Then: stop with counts per reason and a checkpoint, or stop filtering and train on what comes."""
+
+
+class LossSection(Section):
+    """[train.loss]: policy loss (PPO clip) and KL."""
+
+    clip_low: Annotated[float, Field(ge=0)] = 0.2
+    """1 - lower bound of the ratio."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    """Upper bound of the ratio - 1 (0.28 = DAPO's clip-higher)."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Cap of the ratio for negative advantages; None = off."""
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
+        "token_mean"
+    )
+    """token_mean (DAPO), seq_mean_token_mean (GRPO), seq_mean_token_sum, seq_mean_token_sum_norm (Dr.GRPO: divided by
+    rollout.max_tokens)."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """KL to the reference in the loss; above 0 a reference model is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators; k2 has the on-policy gradient of the reverse KL."""
+    importance: Literal["none", "token"] = "none"
+    """Correction of engine against trainer: token = truncated importance sampling at `importance_cap`."""
+    importance_cap: Annotated[float, Field(gt=0)] = 2.0
+    """Cap of the weight."""
+
+
+class TrainSection(Section):
+    """[train]: how weights learn."""
+
+    type: Literal["embedded"] = "embedded"
+    """embedded: in this process, CPU or CUDA."""
+    lr: Annotated[float, Field(ge=0)] = 1e-6
+    """Peak learning rate."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up, to 0 at run.steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's, on matrices only."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest gradient norm."""
+    normalize_advantage: bool = True
+    """Divide by the group's standard deviation (False = Dr.GRPO)."""
+    micro_tokens: Positive = 4096
+    """Tokens of one forward; changes memory and speed, never the gradient."""
+    logprob_chunk: Positive = 256
+    """Positions whose logits exist at a time."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """A loss or gradient that is not finite: stop the run, or skip the optimizer step and count it."""
+    loss: LossSection = LossSection()
+
+
+class WeightsSection(Section):
+    """[weights]: how new weights reach the engines."""
+
+    channel: Literal["inprocess"] = "inprocess"
+    """inprocess: copied, never aliased."""
+    bucket_mb: Positive = 64
+    """Size of a bucket."""
+
+
+class EvalSection(Section):
+    """[eval]: held-out accuracy."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations; 0 = only at the start and the end when `tasks` > 0."""
+    tasks: Annotated[int, Field(ge=0)] = 0
+    """Held-out tasks; 0 = no evaluation."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Sampling temperature of an evaluation."""
+
+
+class CheckpointSection(Section):
+    """[checkpoint]: what survives."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between checkpoints; 0 = only at the end and on interruption."""
+    keep: Positive = 2
+    """Newest complete checkpoints kept."""
+
+
+class LogSection(Section):
+    """[log]: who else is told."""
+
+    screen: Literal["auto", "live", "lines", "none"] = "auto"
+    """auto: a live screen on a terminal, one line a step elsewhere."""
+    sinks: list[Literal["tensorboard"]] = []
+    """Fed from metrics.jsonl's records."""
+    rollouts: bool = True
+    """Write every consumed or dropped rollout with its text."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    rollout: RolloutSection = RolloutSection()
+    scheduler: Scheduler = SyncScheduler()
+    engine: EngineSection = EngineSection()
+    reward: RewardSection = RewardSection()
+    buffer: BufferSection = BufferSection()
+    train: TrainSection = TrainSection()
+    weights: WeightsSection = WeightsSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Config:
+        if self.rollout.max_tokens >= self.engine.context:
+            raise ValueError(
+                f"rollout.max_tokens = {self.rollout.max_tokens} leaves no room for a prompt in engine.context = "
+                f"{self.engine.context}; write engine.context = {self.rollout.max_tokens * 2} or "
+                f"rollout.max_tokens = {self.engine.context // 2}"
+            )
+        if self.data.max_prompt_tokens and self.data.max_prompt_tokens + self.rollout.max_tokens > self.engine.context:
+            total = self.data.max_prompt_tokens + self.rollout.max_tokens
+            raise ValueError(
+                f"data.max_prompt_tokens + rollout.max_tokens = {self.data.max_prompt_tokens} + "
+                f"{self.rollout.max_tokens} = {total} exceeds engine.context = {self.engine.context}; "
+                f"write engine.context = {total}"
+            )
+        if self.rollout.group_size < 2:
+            raise ValueError(
+                "rollout.group_size = 1: a group of one has no baseline and weight 0; "
+                "write rollout.group_size = 2 or more"
+            )
+        if self.run.deterministic and (self.model.dtype != "float32" or self.run.threads != 1):
+            raise ValueError(
+                f"run.deterministic = true needs model.dtype = 'float32' and run.threads = 1, not "
+                f"'{self.model.dtype}' and {self.run.threads}; bits are only independent of the batch there"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Engines: where tokens are sampled. `base` is the contract; each implementation stands beside it."""

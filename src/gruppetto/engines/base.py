@@ -1,0 +1,171 @@
+"""The engine contract: token ids in; ids, logprobs, versions and a finish reason out.
+
+Promises every implementation keeps:
+  - what was made before an abort is returned, with finish `ABORT`, and the compute really stops;
+  - `engine_logprob` is log-softmax(logits / temperature) over the FULL vocabulary, before top_k and top_p, which is
+    what the trainer recomputes (temperature 0 means greedy, with logprobs at temperature 1);
+  - a token carries the weights version that made it, also when weights were swapped in mid-request;
+  - a request's tokens depend on its seed and the index in the response, not on its slot or its batch-mates;
+  - every call ends: with a result, or with `EngineError` naming the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from gruppetto.types import Segment
+from gruppetto.weights.base import Bucket
+
+MemoryTag = Literal["weights", "kv"]
+PauseMode = Literal["abort", "keep"]
+
+
+class EngineFinish(StrEnum):
+    """Why a request came back."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample. `max_tokens` is what this request may still make, at least 1; `top_k` 0 and `top_p` 1 are off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One call. `token_ids` is the whole context: the prompt and, for a resumed rollout, all tokens made so far.
+
+    The last `made` of `token_ids` were sampled by earlier calls of the same rollout: the random table is entered at
+    index `made`, and stop strings may begin inside them.
+    """
+
+    rid: str
+    token_ids: Sequence[int]
+    sampling: Sampling
+    made: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateResult:
+    """What a call made: MODEL segments only, one per weights version, empty when nothing was sampled.
+
+    A matched stop id or string stays in the tokens; `stop` says which it was.
+    """
+
+    rid: str
+    segments: tuple[Segment, ...]
+    finish: EngineFinish
+    stop: int | str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s) for s in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What this engine can do. The scheduler and `doctor` read it; nobody branches on an engine's name."""
+
+    lockstep: bool = False
+    deterministic: bool = False
+    keep_kv_on_pause: bool = False
+    context: int = 0
+    """Longest prompt + response in tokens; 0 = not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since start (`*_total`) and gauges. `batch_steps[b]` counts decode steps taken with b live rows."""
+
+    version: int
+    running: int
+    waiting: int
+    slots: int
+    kv_tokens: int
+    kv_capacity: int
+    decode_steps_total: int
+    decode_tokens_total: int
+    prefill_tokens_total: int
+    decode_s_total: float = 0.0
+    prefill_s_total: float = 0.0
+    batch_steps: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def outstanding(self) -> int:
+        return self.running + self.waiting
+
+
+class Engine(ABC):
+    """One serving replica. All methods run on the event loop and never block it."""
+
+    name: str
+    capabilities: Capabilities
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Loads what it needs; returns when it can serve. Raises `EngineError` or `UserError`."""
+
+    @abstractmethod
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Samples until a stop, the budget or an abort. A duplicate live `rid` is refused."""
+
+    @abstractmethod
+    async def abort(self, rid: str | None = None) -> int:
+        """Stops one request (its `rid`, exactly) or all (None); returns how many. Their `generate` calls return."""
+
+    @abstractmethod
+    async def pause(self, mode: PauseMode) -> None:
+        """Stops decoding. `abort` returns live requests; `keep` holds them with their KV. New ones are held."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Goes on after `pause`."""
+
+    @abstractmethod
+    async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Frees weights or KV. Only while paused and without live requests."""
+
+    @abstractmethod
+    async def restore_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Takes the memory back; restored weights are invalid until the next update commits."""
+
+    @abstractmethod
+    async def begin_update(self, version: int) -> None:
+        """Opens an update to `version`. Only while paused."""
+
+    @abstractmethod
+    async def load_bucket(self, bucket: Bucket) -> None:
+        """Copies a bucket's tensors in and checks its checksum; never keeps a reference to the source."""
+
+    @abstractmethod
+    async def commit_update(self, version: int, num_buckets: int) -> None:
+        """Serves `version` from the next token on. Refused unless every bucket and every parameter arrived."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """A snapshot; cheap enough to take at every decision."""
+
+    async def advance(self) -> None:
+        """Lockstep only: decodes until at least one request comes back (or none is left), then waits for the next call.
+
+        Results are delivered in an order that depends on the requests alone. Needs `capabilities.lockstep`.
+        """
+        raise NotImplementedError(f"engine {self.name} has no lockstep")
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends every call with an abort result and frees all; may be called twice."""

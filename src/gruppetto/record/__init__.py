@@ -1,0 +1,1 @@
+"""Records: the run folder is the truth."""

@@ -1,0 +1,1 @@
+"""Trainers: from samples to new weights."""

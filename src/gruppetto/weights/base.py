@@ -1,0 +1,44 @@
+"""The weight channel contract: a new weights version reaches every engine whole, or not at all.
+
+Promises: buckets never split a tensor; an engine serves version v only after every bucket has arrived and its checksum
+holds; the source tensors may change again as soon as `publish` returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gruppetto.engines.base import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Named tensors that travel together. `tensors` holds (name, tensor) pairs, names as in the model's state dict."""
+
+    index: int
+    tensors: Sequence[tuple[str, Any]]
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """One engine's confirmation of one version."""
+
+    engine: str
+    version: int
+    num_bytes: int
+    seconds: float
+
+
+class WeightChannel(ABC):
+    """Brings weights to engines. The caller has paused the engines and resumes them afterwards."""
+
+    @abstractmethod
+    async def publish(
+        self, version: int, tensors: Iterable[tuple[str, Any]], engines: Sequence[Engine]
+    ) -> list[Receipt]:
+        """Sends all (name, tensor) pairs to every engine as `version`. Raises `EngineError` when one cannot take it."""
