@@ -1,0 +1,148 @@
+"""The model that learns: loaded from a Hugging Face folder, run on packed rows, written back as such a folder.
+
+Promises: master weights are float32; a folder is refused when weights are missing from it, or when the packed forward
+does not give the model's own log-probabilities (checked at load on two short sequences), so that an architecture which
+does something unforeseen around attention or the head is named instead of trained wrongly; a written folder is complete
+(config, safetensors, the tokenizer's files).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from gruppetto.errors import UserError
+from gruppetto.trainer.embedded.logprobs import token_logprobs
+from gruppetto.trainer.embedded.packing import ATTENTION, Piece, Row, cut, pack, segment_attention
+
+AttentionInterface.register(ATTENTION, segment_attention)
+
+_PROBE_LENGTHS = (6, 9)
+_PROBE_TOLERANCE = 1e-3
+"""Nats; rounding in float32 stays under 1e-4, a forgotten soft-cap or scale is far above."""
+
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is cuda when there is one. Raises `UserError` for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"model.device = '{device}' cannot be used ({_line(error)}); write 'auto' or 'cpu'") from None
+
+
+def load_model(path: str | Path, device: torch.device) -> Any:
+    """The causal language model in `path`, float32, without dropout, on packed attention. Raises `UserError`."""
+    model = read_folder(path).to(device).eval()
+    _check_packing(model, path)
+    return model
+
+
+def read_folder(path: str | Path) -> Any:
+    """The model in `path` as transformers loads it, in float32 on the CPU. Raises `UserError`."""
+    if not (Path(path) / "config.json").is_file():
+        raise UserError(f"model.path = '{path}' holds no config.json; write a Hugging Face model folder")
+    try:
+        with _quiet():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"model.path = '{path}' cannot be loaded: {_line(error)}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"model.path = '{path}' lacks {len(missing)} weights, the first is {missing[0]}")
+    return model
+
+
+def write_folder(model: Any, source: str | Path, folder: Path) -> None:
+    """Writes `model` as a Hugging Face folder; what else `source` holds (tokenizer, chat template) is copied along."""
+    with _quiet():
+        model.save_pretrained(folder, safe_serialization=True)
+    for file in sorted(Path(source).iterdir()):
+        if file.is_file() and not file.name.endswith(_WEIGHT_FILES) and not (folder / file.name).exists():
+            shutil.copy2(file, folder / file.name)
+
+
+def hidden_states(model: Any, row: Row, dtype: torch.dtype) -> Tensor:
+    """Last hidden states [S, H] of a packed row, matrix products in `dtype` (autocast below float32)."""
+    autocast = dtype in (torch.bfloat16, torch.float16)
+    with torch.autocast(row.ids.device.type, dtype=dtype, enabled=autocast):
+        output = model.base_model(
+            input_ids=row.ids, position_ids=row.positions, use_cache=False, segment_lengths=row.lengths
+        )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def row_logprobs(
+    model: Any, row: Row, *, temperature: float, chunk: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """(logprob, entropy) of the row's trained tokens, [n] each, in the row's order. `dtype` None = the weights' own."""
+    head = model.get_output_embeddings()
+    compute = dtype or head.weight.dtype
+    hidden = hidden_states(model, row, compute).index_select(0, row.sources)
+    return token_logprobs(hidden, head, row.targets, temperature=temperature, chunk=chunk, dtype=compute)
+
+
+@torch.no_grad()
+def _check_packing(model: Any, path: str | Path) -> None:
+    """Compares a packed row of two sequences with the model's own forward; leaves the model on packed attention."""
+    pieces = [
+        _probe(owner, length, model.config.get_text_config().vocab_size) for owner, length in enumerate(_PROBE_LENGTHS)
+    ]
+    device = next(model.parameters()).device
+    expected = torch.cat([_own_logprobs(model, piece, device) for piece in pieces])
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UserError(
+            f"model.path = '{path}': {type(model).__name__} has no attention hook; packed training needs one"
+        )
+    model.set_attn_implementation(ATTENTION)
+    packed, _ = row_logprobs(model, pack(pieces, device), temperature=1.0, chunk=64)
+    worst = (packed - expected).abs().max().item()
+    if not worst <= _PROBE_TOLERANCE:
+        raise UserError(
+            f"model.path = '{path}': packed log-probabilities of {type(model).__name__} differ from its own by "
+            f"{worst:.2g} nats, so it would be trained wrongly; use a full-attention architecture (Qwen3, Llama ...)"
+        )
+
+
+def _probe(owner: int, length: int, vocabulary: int) -> Piece:
+    ids = (np.arange(length) * 7919 + 11 * owner + 3) % vocabulary
+    piece = cut(owner, ids.tolist(), np.arange(length) > 0)
+    assert piece is not None
+    return piece
+
+
+def _own_logprobs(model: Any, piece: Piece, device: torch.device) -> Tensor:
+    logits = model(input_ids=torch.from_numpy(piece.ids)[None].to(device), use_cache=False).logits[0].float()
+    targets = torch.from_numpy(piece.targets).to(device)
+    logprobs: Tensor = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    return logprobs
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers: the screen is the run's."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
