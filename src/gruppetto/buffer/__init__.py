@@ -1,1 +1,1 @@
-"""buffer."""
+"""The buffer: from complete groups to the samples of a batch."""

@@ -1,1 +1,1 @@
-"""policies."""
+"""Scheduling policies: pure rules `decide(view, now) -> actions`, composed of independent parts."""

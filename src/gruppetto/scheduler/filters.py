@@ -1,0 +1,48 @@
+"""Which complete groups may be trained on, and when nothing passes any more."""
+
+from __future__ import annotations
+
+from gruppetto.errors import RunError
+from gruppetto.scheduler.census import Census
+from gruppetto.scheduler.pool import GroupEntry
+from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.types import DropReason
+
+MIN_USABLE = 2
+"""Members with a reward below which a group has no baseline, so weight 0."""
+
+
+class GroupFilter:
+    """Judges groups and counts those dropped in a row."""
+
+    def __init__(self, settings: LoopSettings) -> None:
+        self._settings = settings
+        self._in_a_row = 0
+        self.filtering = settings.drop_zero_variance
+
+    def verdict(self, group: GroupEntry) -> DropReason | None:
+        """Why the group may not be trained on, or None."""
+        reason = self._reason(group)
+        self._in_a_row = self._in_a_row + 1 if reason else 0
+        return reason
+
+    def _reason(self, group: GroupEntry) -> DropReason | None:
+        rewards = [m.score.reward for m in group.usable() if m.score]
+        if len(rewards) < MIN_USABLE:
+            return DropReason.FAILED
+        if self.filtering and min(rewards) == max(rewards):  # type: ignore[type-var]
+            return DropReason.FILTERED
+        return None
+
+    def check_starved(self, census: Census) -> None:
+        """Raises `RunError`, or stops filtering, once too many groups in a row have been dropped."""
+        if self._in_a_row < self._settings.max_filtered_groups:
+            return
+        if self._settings.when_starved_train and self.filtering:
+            self.filtering, self._in_a_row = False, 0
+            return
+        counts = ", ".join(f"{count} rollouts {reason}" for reason, count in sorted(census.dropped.items()))
+        raise RunError(
+            f"no group passed: {self._in_a_row} in a row were dropped (so far {counts}); the task is too easy or too "
+            f"hard for this model, or its reward fails; write buffer.when_starved = 'train' to train on what comes"
+        )

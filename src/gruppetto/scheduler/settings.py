@@ -1,0 +1,37 @@
+"""What the loop needs to know of a run, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gruppetto.engines.base import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """`sampling` is the template of every request (its budget and seed are set per request)."""
+
+    batch_groups: int
+    group_size: int
+    max_tokens: int
+    context: int
+    sampling: Sampling
+    seed: int = 0
+    lockstep: bool = False
+    timeout_s: float = 600.0
+    """A generate call that has not come back after this is aborted and its rollout failed."""
+    abort_s: float = 30.0
+    """An abort that the engine has not answered after this is taken as the engine's death."""
+    stall_s: float = 900.0
+    """No event at all for this long ends the run with a report."""
+    engine_queue: int = 0
+    """Rollouts an engine may hold beyond its slots, which hides the way to the scheduler."""
+    max_engine_losses: int = 3
+    """Engines a rollout may lose before it is failed."""
+    drop_zero_variance: bool = False
+    max_filtered_groups: int = 256
+    when_starved_train: bool = False
+
+    def budget(self, prompt: int, made: int) -> int:
+        """Model tokens a rollout may still make: its own budget and the context, whichever ends first."""
+        return min(self.max_tokens - made, self.context - prompt - made)

@@ -1,0 +1,98 @@
+"""Simulated data, reward, trainer and weight channel: the right answers about time and versions, no tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gruppetto.data.base import TaskSource
+from gruppetto.engines.base import Engine
+from gruppetto.rewards.base import Reward
+from gruppetto.trainer.base import Trainer
+from gruppetto.types import Rollout, Sample, Score, Task
+from gruppetto.weights.base import Receipt, WeightChannel
+
+
+class SimSource(TaskSource):
+    """Endless tasks (or `limit` of them) with prompts of one length."""
+
+    def __init__(self, prompt_tokens: int = 8, limit: int | None = None) -> None:
+        self._prompt = range(prompt_tokens)
+        self._limit = limit
+        self._next = 0
+
+    def take(self, count: int) -> list[Task]:
+        end = self._next + count if self._limit is None else min(self._next + count, self._limit)
+        tasks = [Task(id=f"sim:{i}", prompt_ids=self._prompt) for i in range(self._next, end)]
+        self._next = end
+        return tasks
+
+    def state(self) -> Mapping[str, Any]:
+        return {"next": self._next}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._next = int(state["next"])
+
+
+class SimReward(Reward):
+    """Takes `seconds` and answers with `score_of(rollout)`."""
+
+    name = "sim"
+
+    def __init__(self, score_of: Callable[[Rollout], Score], seconds: float = 0.0) -> None:
+        self._score_of = score_of
+        self._seconds = seconds
+
+    async def score(self, rollout: Rollout) -> Score:
+        await asyncio.sleep(self._seconds)
+        return self._score_of(rollout)
+
+
+class SimTrainer(Trainer):
+    """Takes `step_s + token_s * tokens` seconds a batch."""
+
+    def __init__(self, step_s: float = 0.0, token_s: float = 0.0) -> None:
+        self.version = 0
+        self._step_s, self._token_s = step_s, token_s
+
+    async def start(self) -> None:
+        return
+
+    async def forward_backward(self, samples: Sequence[Sample]) -> None:
+        await asyncio.sleep(self._token_s * sum(len(s.token_ids) for s in samples))
+
+    async def optim_step(self) -> Mapping[str, float]:
+        await asyncio.sleep(self._step_s)
+        self.version += 1
+        return {}
+
+    def export(self) -> Iterable[tuple[str, Any]]:
+        return ()
+
+    async def save(self, folder: Path) -> None:
+        return
+
+    async def load(self, folder: Path) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+
+class SimChannel(WeightChannel):
+    """Takes `seconds` a publish; every engine gets the version."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    async def publish(
+        self, version: int, tensors: Iterable[tuple[str, Any]], engines: Sequence[Engine]
+    ) -> list[Receipt]:
+        for engine in engines:
+            await engine.begin_update(version)
+        await asyncio.sleep(self._seconds)
+        for engine in engines:
+            await engine.commit_update(version, 0)
+        return [Receipt(engine=e.name, version=version, num_bytes=0, seconds=self._seconds) for e in engines]
