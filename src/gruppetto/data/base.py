@@ -32,10 +32,15 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     eos_ids: tuple[int, ...]
+    has_chat_template: bool
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Plain text to ids."""
+        ...
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, without special tokens and closing end tokens."""
+        ...
 
     def render(self, messages: Messages) -> list[int]:
         """Chat messages to ids with the generation prompt; raises `UserError` without a chat template."""
