@@ -7,6 +7,7 @@ Pure pydantic: no torch, no files are read here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -127,9 +128,9 @@ class PartialScheduler(Section):
     def _wait_needs_depth(self) -> PartialScheduler:
         if self.over_age == "wait" and self.max_staleness is not None and self.over_provision > self.max_staleness + 1:
             raise ValueError(
-                f"over_provision = {self.over_provision:g} with over_age = 'wait' admits more groups than "
-                f"max_staleness = {self.max_staleness} can consume in time; "
-                f"write over_provision = {self.max_staleness + 1} or less"
+                f"scheduler.over_provision = {self.over_provision:g} with scheduler.over_age = 'wait' admits more "
+                f"groups than scheduler.max_staleness = {self.max_staleness} can consume in time; "
+                f"write scheduler.over_provision = {self.max_staleness + 1} or less"
             )
         return self
 
@@ -296,27 +297,30 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:
-        if self.rollout.max_tokens >= self.engine.context:
-            raise ValueError(
-                f"rollout.max_tokens = {self.rollout.max_tokens} leaves no room for a prompt in engine.context = "
-                f"{self.engine.context}; write engine.context = {self.rollout.max_tokens * 2} or "
-                f"rollout.max_tokens = {self.engine.context // 2}"
+        if problems := list(self._misfits()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _misfits(self) -> Iterator[str]:
+        """One line for each pair of settings that do not fit together."""
+        prompt, answer, context = self.data.max_prompt_tokens, self.rollout.max_tokens, self.engine.context
+        if answer >= context:
+            yield (
+                f"rollout.max_tokens = {answer} leaves no room for a prompt in engine.context = {context}; "
+                f"write engine.context = {answer * 2} or rollout.max_tokens = {context // 2}"
             )
-        if self.data.max_prompt_tokens and self.data.max_prompt_tokens + self.rollout.max_tokens > self.engine.context:
-            total = self.data.max_prompt_tokens + self.rollout.max_tokens
-            raise ValueError(
-                f"data.max_prompt_tokens + rollout.max_tokens = {self.data.max_prompt_tokens} + "
-                f"{self.rollout.max_tokens} = {total} exceeds engine.context = {self.engine.context}; "
-                f"write engine.context = {total}"
+        elif prompt and prompt + answer > context:
+            yield (
+                f"data.max_prompt_tokens + rollout.max_tokens = {prompt} + {answer} = {prompt + answer} exceeds "
+                f"engine.context = {context}; write engine.context = {prompt + answer}"
             )
         if self.rollout.group_size < 2:
-            raise ValueError(
+            yield (
                 "rollout.group_size = 1: a group of one has no baseline and weight 0; "
                 "write rollout.group_size = 2 or more"
             )
         if self.run.deterministic and (self.model.dtype != "float32" or self.run.threads != 1):
-            raise ValueError(
+            yield (
                 f"run.deterministic = true needs model.dtype = 'float32' and run.threads = 1, not "
                 f"'{self.model.dtype}' and {self.run.threads}; bits are only independent of the batch there"
             )
-        return self

@@ -1,0 +1,93 @@
+"""The command line's entry: finds the command, runs it, turns failures into one line and an exit code.
+
+Exit codes: 0 done, 2 your input, 1 our failure, 130 interrupted. Promise: `gruppetto --help` imports the standard
+library only; what a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gruppetto import __version__
+from gruppetto.cli import config, train
+from gruppetto.errors import GruppettoError
+
+_COMMANDS = (train, config)
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses bad arguments in one line, as everything else here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = _Parser(
+        prog="gruppetto",
+        description="RL post-training in which nobody waits for the slowest rollout.",
+        epilog="Start with: gruppetto demo",
+    )
+    parser.add_argument("--version", action="version", version=f"gruppetto {__version__}")
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error (or set GRUPPETTO_DEBUG=1)"
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    for subparser in subparsers.choices.values():
+        subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses a command line. Settings may stand before and behind options, which argparse alone does not allow."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    unknown = [item for item in rest if item.startswith("-") or "settings" not in args]
+    if unknown:
+        parser.error(f"unknown argument {' '.join(unknown)}")
+    if rest:
+        args.settings.extend(rest)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    args = parse(argv)
+    debug = args.debug or os.environ.get("GRUPPETTO_DEBUG", "") not in ("", "0")
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit has a place to go
+        return 1
+    except GruppettoError as error:
+        if debug:
+            raise
+        for line in str(error).splitlines():
+            _complain(line)
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        lines = str(error).splitlines() or [""]
+        _complain(f"{type(error).__name__}: {lines[0]} (not foreseen; add --debug to see where)")
+        return 1
+
+
+def run() -> NoReturn:
+    """The console script."""
+    sys.exit(main())
+
+
+def _complain(line: str) -> None:
+    print(f"error: {line}", file=sys.stderr)

@@ -1,0 +1,260 @@
+"""Files and `key=value` in, one checked `Config` out, with the origin of every value.
+
+Owns reading, precedence and origins. The rules, all of them:
+  - Defaults, then the recipe that a file `extends`, then files from left to right, then the command line; the later
+    one wins, key by key (also inside free tables such as `engine.args`). A list is replaced, never joined.
+  - A name with a slash or ending in `.toml` is a file; a bare name is a recipe shipped with the package. The path in
+    `extends` counts from the file that says it. Every other path in a config counts from the current directory, as in
+    a shell, whoever wrote it.
+  - After `=` on the command line stands a TOML value; what is none is taken as text, and where a setting is text the
+    characters are taken as they are unless quoted. `"none"` unsets a setting that may be unset.
+  - A section with variants (`scheduler.type`) keeps the variant of the layer below when one of its fields is set
+    alone; a layer that sets another variant leaves out what the layers below set for variants that are not its own.
+Promise: everything that is wrong is reported at once, one line each, as a `UserError`; environment variables play no
+part.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gruppetto.config.fields import by_key, find, tags
+from gruppetto.config.messages import problem
+from gruppetto.config.schema import Config
+from gruppetto.config.toml import key_lines, key_text, parse_value, value_text
+from gruppetto.errors import UserError
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A config and where it came from.
+
+    `origins` maps every dotted key of `values()` to `default`, `<file>:<line>` or `command line`. `source_text` is a
+    TOML document of all that was set, which loads to the same config from any folder the paths in it hold for.
+    """
+
+    config: Config
+    origins: Mapping[str, str]
+    source_text: str
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by its dotted key, JSON-able; free tables are listed entry by entry."""
+        return dict(_leaves(self.resolved()))
+
+    def resolved(self) -> dict[str, Any]:
+        """The config as nested tables, JSON-able."""
+        return self.config.model_dump(mode="json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One source of values. `origin` says where a dotted key of it stands."""
+
+    values: dict[str, Any]
+    origin: Callable[[str], str]
+
+
+def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
+    """Loads a config. Raises `UserError` with one line for each thing that is wrong."""
+    layers = [layer for name in files for layer in _file_layers(str(name), Path(), ())]
+    layers.append(_command_line(overrides))
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        _leave_out_other_variants(values, origins, layer.values)
+        _merge(values, origins, layer, layer.values, "")
+    _unset(values)
+    config = _validate(values, lambda key: _origin(origins, key))
+    resolved = dict(_leaves(config.model_dump(mode="json")))
+    return Loaded(config, {key: _origin(origins, key) for key in resolved}, _document(resolved, origins))
+
+
+def recipes() -> list[str]:
+    """Names of the recipes shipped with the package."""
+    folder = resources.files("gruppetto.config").joinpath("recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def _file_layers(name: str, base: Path, seen: tuple[str, ...]) -> list[_Layer]:
+    """The layers of a file or recipe: what it extends first, then itself."""
+    label, text, folder = _read(name, base)
+    if label in seen:
+        raise UserError(f"{label}: extends itself ({' -> '.join([*seen, label])}); leave one `extends` out")
+    values = _parse(text, label)
+    lines = key_lines(text)
+    parent = values.pop("extends", None)
+    if parent is not None and not isinstance(parent, str):
+        raise UserError(f"{label}:{lines['extends']}: extends = {value_text(parent)} must be one name or path, as text")
+    below = _file_layers(parent, folder, (*seen, label)) if parent is not None else []
+    return [*below, _Layer(values, lambda key: f"{label}:{_line(lines, key)}")]
+
+
+def _line(lines: Mapping[str, int], key: str) -> int:
+    """The line of `key`, or of the innermost key before it that has one (inside an inline table)."""
+    while key and key not in lines:
+        key = key.rpartition(".")[0]
+    return lines.get(key, 1)
+
+
+def _read(name: str, base: Path) -> tuple[str, str, Path]:
+    """What to call the file, its text, and the folder that its own `extends` counts from."""
+    if "/" not in name and not name.endswith(".toml"):
+        return f"recipe {name}", _recipe_text(name), Path()
+    path = base / name
+    try:
+        return str(path), path.read_bytes().decode("utf-8-sig"), path.parent
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such config file; write the path of a .toml file (there are {_names()})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _recipe_text(name: str) -> str:
+    if name not in recipes():
+        close = get_close_matches(name, recipes(), 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are {_names()}"
+        raise UserError(f"no recipe '{name}' - {hint} (a file is written with its ending: {name}.toml)")
+    return resources.files("gruppetto.config").joinpath("recipes", f"{name}.toml").read_text("utf-8")
+
+
+def _names() -> str:
+    return "the recipes " + ", ".join(recipes()) if recipes() else "no recipes"
+
+
+def _parse(text: str, label: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        reason, _, place = str(error).rpartition(" (at ")
+        line, _, column = place.rstrip(")").removeprefix("line ").partition(", column ")
+        where = f":{line}" if line.isdigit() else f":{text.rstrip().count(chr(10)) + 1}"
+        advice = "; text needs quotes, true and false are lower case" if reason == "Invalid value" else ""
+        at = f" at column {column}" if column else ""
+        raise UserError(f"{label}{where}: not valid TOML{at}: {reason[:1].lower()}{reason[1:]}{advice}") from None
+
+
+def _command_line(overrides: Sequence[str]) -> _Layer:
+    values: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, raw = override.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")):
+            raise UserError(f"'{override}' is no setting; write key=value, as in rollout.group_size=8")
+        *path, leaf = key.split(".")
+        table = values
+        for part in path:
+            inner = table.get(part)
+            table[part] = table = inner if isinstance(inner, dict) else {}
+        table[leaf] = _override_value(key, raw)
+    return _Layer(values, lambda key: COMMAND_LINE)
+
+
+def _override_value(key: str, raw: str) -> Any:
+    value = parse_value(raw)
+    field = find(key)
+    return raw if field and field.type == "string" and not isinstance(value, str) else value
+
+
+def _leave_out_other_variants(values: dict[str, Any], origins: dict[str, str], layer: Mapping[str, Any]) -> None:
+    """Where `layer` sets a variant: drops from `values` the keys that only other variants have."""
+    for section, known in tags().items():
+        new, old = layer.get(section), values.get(section)
+        if not isinstance(new, dict) or not isinstance(old, dict) or new.get("type") not in known:
+            continue
+        for name in list(old):
+            owners = [field.tag for field in by_key().get(f"{section}.{name}", ())]
+            if owners and None not in owners and new["type"] not in owners:
+                del old[name]
+                origins.pop(f"{section}.{name}", None)
+
+
+def _merge(
+    values: dict[str, Any], origins: dict[str, str], layer: _Layer, table: Mapping[str, Any], prefix: str
+) -> None:
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, dict):
+            if not isinstance(values.get(name), dict):
+                values[name] = {}
+            origins[key] = layer.origin(key)
+            _merge(values[name], origins, layer, value, f"{key}.")
+        else:
+            values[name] = copy.copy(value)
+            origins[key] = layer.origin(key)
+
+
+def _origin(origins: Mapping[str, str], key: str) -> str:
+    """Where `key` was set; for an entry of a value that was set whole, where that value was."""
+    if key in origins:
+        return origins[key]
+    field = find(key)
+    return origins.get(field.key, DEFAULT) if field is not None and field.key != key else DEFAULT
+
+
+def _unset(values: dict[str, Any], prefix: str = "") -> None:
+    """`"none"` becomes None where the key may be None."""
+    for name, value in values.items():
+        field = by_key().get(prefix + name, (None,))[0]
+        if isinstance(value, dict):
+            _unset(value, f"{prefix}{name}.")
+        elif isinstance(value, str) and value.lower() == "none" and field is not None and field.nullable:
+            values[name] = None
+
+
+def _validate(values: dict[str, Any], origin: Callable[[str], str]) -> Config:
+    tagged = dict(values)
+    for section, known in tags().items():
+        table = tagged.get(section, {})
+        tagged[section] = {"type": known[0]} | table if isinstance(table, dict) else table
+    try:
+        return Config.model_validate_json(json.dumps(tagged, default=str), strict=True)
+    except ValidationError as error:
+        lines = [problem(item, tagged, origin) for item in error.errors(include_url=False)]
+        raise UserError("\n".join(dict.fromkeys("\n".join(lines).splitlines()))) from None
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _document(resolved: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """A TOML document of all that was set, each line with its origin."""
+    chosen = {key: value for key, value in resolved.items() if _origin(origins, key) != DEFAULT}
+    return "".join(f"{line}\n" for line in document_lines(chosen, lambda key: _origin(origins, key)))
+
+
+def document_lines(values: Mapping[str, Any], origin: Callable[[str], str]) -> Iterator[str]:
+    """`values` (dotted key: value) as the lines of a TOML document, in tables, each with its origin behind it."""
+    width = min(40, max((len(_assignment(key, value)) for key, value in values.items()), default=0))
+    section = None
+    for key, value in values.items():
+        if key.split(".")[0] != section:
+            if section is not None:
+                yield ""
+            section = key.split(".")[0]
+            yield f"[{section}]"
+        yield f"{_assignment(key, value):<{width}}  # {origin(key)}"
+
+
+def _assignment(key: str, value: Any) -> str:
+    parts = key.split(".")[1:]
+    return f"{'.'.join(key_text(part) for part in parts)} = {value_text(value)}"

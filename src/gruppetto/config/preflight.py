@@ -1,0 +1,71 @@
+"""What can be known to be missing before anything heavy is loaded: folders, files, extras.
+
+Promise: looks at names only, loads nothing, and reports everything at once as one `UserError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from gruppetto.config.schema import Config
+from gruppetto.errors import UserError
+
+
+def preflight(config: Config, origins: Mapping[str, str]) -> None:
+    """Raises `UserError` with one line for each missing thing that `config` names."""
+    lines = [*_model(config, origins), *_data(config, origins), *_run(config), *_extras(config)]
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def _model(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
+    path = config.model.path
+    if not path:
+        yield "model.path is not set: it names the model that learns; write model.path = a Hugging Face folder"
+    elif not Path(path).is_dir():
+        yield f"{_said('model.path', path, origins)}: no such folder; write the path of a Hugging Face folder"
+    elif not (Path(path) / "config.json").is_file():
+        yield f"{_said('model.path', path, origins)} has no config.json; write the path of a Hugging Face folder"
+
+
+def _data(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
+    if not config.data.path:
+        yield "data.path is not set: it names the tasks; write data.path = a JSONL or Parquet file"
+    if config.data.type != "file":
+        return
+    for key, path in (("data.path", config.data.path), ("data.eval_path", config.data.eval_path)):
+        if path and not Path(path.partition("@[")[0]).is_file():
+            yield f"{_said(key, path, origins)}: no such file; write the path of a JSONL or Parquet file"
+
+
+def _run(config: Config) -> Iterator[str]:
+    name = config.run.name
+    if not name or name in (".", "..", "latest") or "/" in name:
+        yield f'run.name = "{name}" cannot name a folder; write a plain word, as in run.name = "first"'
+    if config.reward.type == "function" and ":" not in config.reward.path:
+        yield f'reward.path = "{config.reward.path}" names no function; write reward.path = "module:function"'
+    if config.reward.type == "regex" and not config.reward.pattern:
+        yield "reward.pattern is not set, and reward.type = \"regex\" needs it; write reward.pattern = 'answer: (.*)'"
+
+
+def _extras(config: Config) -> Iterator[str]:
+    """One line for each package that the config needs and that is not installed."""
+    files = (config.data.path, config.data.eval_path)
+    needs = (
+        (True, "torch", "train", "training"),
+        (True, "transformers", "train", "training"),
+        (any(".parquet" in file for file in files), "pyarrow", "parquet", "a Parquet file"),
+        (config.data.type == "reasoning_gym", "reasoning_gym", "gym", 'data.type = "reasoning_gym"'),
+        (config.reward.type == "reasoning_gym", "reasoning_gym", "gym", 'reward.type = "reasoning_gym"'),
+        (config.reward.type == "math", "math_verify", "math", 'reward.type = "math"'),
+        ("tensorboard" in config.log.sinks, "tensorboardX", "tensorboard", 'log.sinks = ["tensorboard"]'),
+    )
+    for needed, module, extra, what in needs:
+        if needed and find_spec(module) is None:
+            yield f'{what} needs {module}, which is not installed; run: pip install "gruppetto[{extra}]"'
+
+
+def _said(key: str, value: str, origins: Mapping[str, str]) -> str:
+    return f'{key} = "{value}" ({origins[key]})'

@@ -1,0 +1,175 @@
+"""The run folder: everything a run was and did, as files that other tools can read.
+
+    <dir>/<name>/  config.toml config.resolved.json env.json   written once, at the start
+                   events.jsonl    one line per state change
+                   metrics.jsonl   one line per step
+                   rollouts/step_000012.jsonl
+                   trace.json      Chrome trace, written at close
+                   checkpoints/  logs/
+    <dir>/latest   link to the run begun or resumed last
+
+Promises, beside those of `record.base`: an existing folder is never written over; after `rewind(offsets)` the files
+hold exactly what they held when `offsets()` was taken, so that a resumed run has every step once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gruppetto.errors import RunError, UserError
+from gruppetto.record.base import Recorder
+from gruppetto.record.lines import LineFile, to_json
+from gruppetto.record.trace import write_trace
+
+_FLUSH_EVERY_S = 1.0
+"""Events reach the file at least this often on the run's clock, for those who watch the run."""
+
+
+class RunFolder(Recorder):
+    """Writes one run down. Made by `create` or `open`; `path` is the folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events = LineFile(path / "events.jsonl")
+        self._metrics = LineFile(path / "metrics.jsonl")
+        self._rollouts: LineFile | None = None
+        self._rollouts_step = -1
+        self._flush_at = _FLUSH_EVERY_S
+        self._closed = False
+
+    @classmethod
+    def create(
+        cls, path: str | Path, config_text: str, resolved: Mapping[str, Any], env: Mapping[str, Any]
+    ) -> RunFolder:
+        """A new run. Raises `UserError` when the folder exists or cannot be made."""
+        path = Path(path)
+        refuse_existing(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except OSError as error:
+            raise UserError(f"run folder {path} cannot be made: {error.strerror}; write another run.dir") from None
+        for name in ("rollouts", "checkpoints", "logs"):
+            (path / name).mkdir()
+        (path / "config.toml").write_text(config_text, "utf-8")
+        (path / "config.resolved.json").write_bytes(_indented(resolved))
+        (path / "env.json").write_bytes(_indented(env))
+        _point_latest(path)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """A run to go on with. Raises `UserError` when there is none."""
+        path = Path(path)
+        if not (path / "config.resolved.json").is_file():
+            raise UserError(f"{path} is no run folder (it has no config.resolved.json); leave --resume out to begin it")
+        (path / "rollouts").mkdir(exist_ok=True)
+        _point_latest(path)
+        return cls(path)
+
+    # -- the recorder -------------------------------------------------------------------------------------------------
+
+    def event(self, kind: str, t: float, **fields: Any) -> None:
+        self._events.write({"t": round(t, 6), "kind": kind, **fields})
+        if t >= self._flush_at:
+            self._events.flush()
+            self._flush_at = t + _FLUSH_EVERY_S
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._metrics.write({"step": step, **metrics})
+        self._flush()
+
+    def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        if step < self._rollouts_step:
+            raise RunError(f"run folder: rollouts of step {step} after those of step {self._rollouts_step}")
+        if step != self._rollouts_step:
+            self._open_rollouts(step)
+        assert self._rollouts is not None
+        for row in rows:
+            self._rollouts.write(row)
+        self._rollouts.flush()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for file in self._files():
+            file.close()
+        write_trace(self.path / "events.jsonl", self.path / "trace.json")
+
+    # -- going back ---------------------------------------------------------------------------------------------------
+
+    def offsets(self) -> dict[str, int]:
+        """How far the files have been written, JSON-able. What it counts is in the files when this returns."""
+        self._flush()
+        return {
+            "events": self._events.size,
+            "metrics": self._metrics.size,
+            "rollouts_step": self._rollouts_step,
+            "rollouts": self._rollouts.size if self._rollouts else 0,
+        }
+
+    def rewind(self, offsets: Mapping[str, int]) -> None:
+        """Takes away what was written since `offsets()` returned this. Raises `RunError` when less is there."""
+        try:
+            self._events.truncate(offsets["events"])
+            self._metrics.truncate(offsets["metrics"])
+            self._rewind_rollouts(offsets["rollouts_step"], offsets["rollouts"])
+        except ValueError as error:
+            raise RunError(f"run folder {self.path} does not fit its checkpoint: {error}") from None
+        self._flush_at = _FLUSH_EVERY_S
+
+    def _rewind_rollouts(self, step: int, size: int) -> None:
+        if self._rollouts is not None:
+            self._rollouts.close()
+            self._rollouts, self._rollouts_step = None, -1
+        for file in (self.path / "rollouts").glob("step_*.jsonl"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
+        if step >= 0:
+            self._open_rollouts(step)
+            assert self._rollouts is not None
+            self._rollouts.truncate(size)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _open_rollouts(self, step: int) -> None:
+        if self._rollouts is not None:
+            self._rollouts.close()
+        self._rollouts = LineFile(self.path / "rollouts" / f"step_{step:06d}.jsonl")
+        self._rollouts_step = step
+
+    def _flush(self) -> None:
+        for file in self._files():
+            file.flush()
+
+    def _files(self) -> list[LineFile]:
+        return [file for file in (self._events, self._metrics, self._rollouts) if file is not None]
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises `UserError` when there is something where a new run is to be written."""
+    if path.exists() or path.is_symlink():
+        raise UserError(
+            f"run folder {path} exists; add --resume to go on with that run, or write run.name = another name"
+        )
+
+
+def _indented(value: Mapping[str, Any]) -> bytes:
+    return msgspec.json.format(to_json(value), indent=2) + b"\n"
+
+
+def _point_latest(path: Path) -> None:
+    """Makes `<dir>/latest` point to this run, in one step. A real file or folder of that name is left alone."""
+    link = path.parent / "latest"
+    if path.name == "latest" or (link.exists() and not link.is_symlink()):
+        return
+    new = path.parent / f".latest.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(path.name)
+    new.replace(link)

@@ -1,0 +1,87 @@
+"""A JSONL file that is written line by line and only ever holds whole lines.
+
+Promises: lines reach the file in whole, in the order they came, when the buffer is full, at `flush` and at `close`;
+after `kill -9` at most the very last line may be cut, and opening the file again takes that piece away.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_BUFFER = 1 << 16
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no type for: numpy and torch scalars become numbers, paths text."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"a record cannot hold a {type(value).__name__}: {value!r}")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def to_json(value: Any) -> bytes:
+    """`value` as one line of valid JSON; NaN and Infinity are null."""
+    return _ENCODER.encode(value)
+
+
+class LineFile:
+    """Appends JSON lines to `path`. Not for use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._buffer = bytearray()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self._fd).st_size
+        self._mend()
+
+    def write(self, value: Any) -> None:
+        """One line. Raises `TypeError` for what JSON cannot hold, and then writes nothing."""
+        self._buffer += _ENCODER.encode(value) + b"\n"
+        if len(self._buffer) >= _BUFFER:
+            self.flush()
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far, buffered ones included."""
+        return self._size + len(self._buffer)
+
+    def flush(self) -> None:
+        """Hands all lines to the operating system, which keeps them if this process dies."""
+        while self._buffer:
+            written = os.write(self._fd, self._buffer)
+            del self._buffer[:written]
+            self._size += written
+
+    def truncate(self, size: int) -> None:
+        """Takes away all that was written after the file had `size` bytes."""
+        self.flush()
+        if size > self._size:
+            raise ValueError(f"the file has {self._size} bytes, fewer than the {size} to go back to")
+        os.ftruncate(self._fd, size)
+        self._size = size
+
+    def close(self) -> None:
+        """Flushes and closes; may be called twice."""
+        if self._fd >= 0:
+            self.flush()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _mend(self) -> None:
+        """Takes a half line at the end away."""
+        end = self._size
+        while end > 0:
+            start = max(0, end - _BUFFER)
+            newline = os.pread(self._fd, end - start, start).rfind(b"\n")
+            end = start + newline + 1 if newline >= 0 else start
+            if newline >= 0:
+                break
+        if end < self._size:
+            self.truncate(end)

@@ -1,0 +1,184 @@
+"""The timeline: `events.jsonl` as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+
+One process per engine, one thread per slot: every span from a `start` to its `stop` is a slice in the lowest lane that
+is free. The run itself is a process of its own, with a lane for training and one for publishing, instant marks for
+steps, evaluations and errors, and counters of running rollouts and ready groups. Times are microseconds.
+Promise: one pass, bounded memory: a longer run is shown from its last `MAX_BYTES` of events on, and the trace says so.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gruppetto.record.lines import to_json
+
+MAX_BYTES = 48 << 20
+"""Events behind this much of the newest are left out: viewers slow down above a few hundred thousand slices."""
+
+_RUN = 1
+_TRAIN, _PUBLISH, _MARKS = 1, 2, 3
+_COUNT_EVERY_US = 1000.0
+
+
+class _Event(msgspec.Struct):
+    """The fields of an event that the trace shows."""
+
+    t: float
+    kind: str
+    group: int | None = None
+    rollout: str | None = None
+    engine: str | None = None
+    version: int | None = None
+    tokens: int | None = None
+    reason: str | None = None
+    step: int | None = None
+    groups: list[int] | None = None
+    seconds: float | None = None
+
+
+class _Lanes:
+    """Slots of one engine: the lowest free number is given out."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self.used = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self.used += 1
+        return self.used
+
+    def give(self, lane: int) -> None:
+        heapq.heappush(self._free, lane)
+
+
+class Trace:
+    """Turns events, in their order, into trace entries."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, int] = {}
+        self._lanes: dict[str, _Lanes] = {}
+        self._open: dict[str, tuple[_Event, int]] = {}
+        self._begun: dict[str, _Event] = {}
+        self._ready: set[int] = set()
+        self._counted_at = float("-inf")
+        self._last = 0.0
+
+    def entries(self, events: Iterable[_Event]) -> Iterator[dict[str, Any]]:
+        """All entries of the trace, names of processes and threads last."""
+        for event in events:
+            self._last = event.t
+            yield from self._entry(event)
+        for rollout in list(self._open):
+            yield self._slice(rollout, self._last, {"reason": "open"})
+        yield from self._counters(float("inf"), self._last)
+        yield from self._names()
+
+    def _entry(self, event: _Event) -> Iterator[dict[str, Any]]:
+        match event.kind:
+            case "start":
+                self._start(event)
+            case "stop" if event.rollout in self._open:
+                yield self._slice(event.rollout, event.t, {"tokens": event.tokens, "reason": event.reason})
+            case "ready" if event.group is not None:
+                self._ready.add(event.group)
+            case "close":
+                self._ready.difference_update(event.groups or ())
+                yield _mark(event, f"close {len(event.groups or ())} groups")
+            case "drop" if event.rollout is None and event.group is not None:
+                self._ready.discard(event.group)
+            case "train_begin" | "publish_begin":
+                self._begun[event.kind.removesuffix("_begin")] = event
+            case "train_end" | "publish_end":
+                yield from self._span(event)
+            case "eval" | "error":
+                yield _mark(event, f"{event.kind} {event.reason or ''}".strip())
+        yield from self._counters(event.t - self._counted_at, event.t)
+
+    def _start(self, event: _Event) -> None:
+        assert event.rollout is not None
+        assert event.engine is not None
+        self._engines.setdefault(event.engine, len(self._engines) + _RUN + 1)
+        lanes = self._lanes.setdefault(event.engine, _Lanes())
+        self._open[event.rollout] = (event, lanes.take())
+
+    def _slice(self, rollout: str | None, end: float, args: dict[str, Any]) -> dict[str, Any]:
+        assert rollout is not None
+        start, lane = self._open.pop(rollout)
+        assert start.engine is not None
+        self._lanes[start.engine].give(lane)
+        made = {"made": args["tokens"] - start.tokens} if args.get("tokens") and start.tokens is not None else {}
+        shown = {"group": start.group, "version": start.version, "tokens_before": start.tokens, **args, **made}
+        return _complete(rollout, self._engines[start.engine], lane, start.t, end, shown)
+
+    def _span(self, event: _Event) -> Iterator[dict[str, Any]]:
+        kind = event.kind.removesuffix("_end")
+        begun = self._begun.pop(kind, None)
+        if begun is not None:
+            lane = _TRAIN if kind == "train" else _PUBLISH
+            label = f"step {begun.step}" if kind == "train" else f"publish {begun.version}"
+            yield _complete(label, _RUN, lane, begun.t, event.t, {"step": begun.step, "version": begun.version})
+
+    def _counters(self, since: float, t: float) -> Iterator[dict[str, Any]]:
+        """At most one sample of each counter a millisecond."""
+        if since * 1e6 >= _COUNT_EVERY_US:
+            self._counted_at = t
+            yield {"ph": "C", "pid": _RUN, "name": "running", "ts": t * 1e6, "args": {"rollouts": len(self._open)}}
+            yield {"ph": "C", "pid": _RUN, "name": "ready", "ts": t * 1e6, "args": {"groups": len(self._ready)}}
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        yield _name("process_name", _RUN, 0, "run")
+        for lane, label in ((_TRAIN, "trainer"), (_PUBLISH, "weights"), (_MARKS, "marks")):
+            yield _name("thread_name", _RUN, lane, label)
+        for engine, pid in self._engines.items():
+            yield _name("process_name", pid, 0, engine)
+            for lane in range(1, self._lanes[engine].used + 1):
+                yield _name("thread_name", pid, lane, f"slot {lane}")
+
+
+def _complete(name: str, pid: int, tid: int, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+    duration = round((end - start) * 1e6, 3)
+    shown = {key: value for key, value in args.items() if value is not None}
+    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start * 1e6, "dur": duration, "args": shown}
+
+
+def _mark(event: _Event, label: str) -> dict[str, Any]:
+    return {"ph": "i", "s": "p", "name": label, "pid": _RUN, "tid": _MARKS, "ts": event.t * 1e6}
+
+
+def _name(kind: str, pid: int, tid: int, label: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": label}}
+
+
+def write_trace(events: Path, target: Path) -> None:
+    """Writes the trace of an `events.jsonl` to `target`, whole or not at all."""
+    skipped = max(0, events.stat().st_size - MAX_BYTES)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    with partial.open("wb") as file:
+        file.write(b'{"displayTimeUnit":"ms","otherData":' + to_json({"skipped_bytes_of_events": skipped}))
+        file.write(b',"traceEvents":[\n')
+        separator = b""
+        for entry in Trace().entries(_read(events, skipped)):
+            file.write(separator + to_json(entry))
+            separator = b",\n"
+        file.write(b"\n]}\n")
+    partial.replace(target)
+
+
+def _read(path: Path, skip: int) -> Iterator[_Event]:
+    """The events behind the first `skip` bytes. A cut last line, as `kill -9` may leave one, is passed over."""
+    decoder = msgspec.json.Decoder(_Event)
+    with path.open("rb") as file:
+        if skip:
+            file.seek(skip)
+            file.readline()
+        for line in file:
+            if line.endswith(b"\n"):
+                yield decoder.decode(line)
