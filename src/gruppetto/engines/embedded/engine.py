@@ -1,0 +1,210 @@
+"""`EmbeddedEngine`: the engine contract over a Hugging Face model folder, in this process, on CPU or CUDA.
+
+Promises, besides those of `engines.base`: the event loop never waits for compute; an engine whose thread dies fails
+every call with the cause; in lockstep nothing is decoded or delivered between `advance` calls, except by aborts.
+A request that reaches the context's end comes back with finish `LENGTH`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from gruppetto.engines.base import (
+    Capabilities,
+    Engine,
+    EngineStats,
+    GenerateRequest,
+    GenerateResult,
+    MemoryTag,
+    PauseMode,
+)
+from gruppetto.engines.embedded.rows import row_for
+from gruppetto.engines.embedded.serving import Serving, load
+from gruppetto.engines.embedded.settings import Settings
+from gruppetto.engines.embedded.thread import EngineThread
+from gruppetto.errors import EngineError, GruppettoError
+from gruppetto.weights.base import Bucket
+
+
+class EmbeddedEngine(Engine):
+    """Continuous batching with per-row positions; design and measurements in docs/architecture.md.
+
+    `decode` is the tokenizer's, needed for stop strings only. `deterministic` makes a request's tokens and logprobs
+    bitwise independent of its batch-mates, their order, the slot count, and of being parked and resumed (fp32, one
+    thread); `invariant` tells, after `start`, whether the self-test found this to hold here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_path: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        slots: int,
+        context: int,
+        admit_batch: int = 4,
+        prefill_chunk: int = 256,
+        kv_on_swap: Literal["keep", "recompute"] = "recompute",
+        deterministic: bool = False,
+        lockstep: bool = False,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        version: int = 0,
+    ) -> None:
+        self.name = name
+        self.capabilities = Capabilities(
+            lockstep=lockstep, deterministic=deterministic, keep_kv_on_pause=True, context=context
+        )
+        self.invariant = False
+        self._settings = Settings(
+            name=name,
+            slots=slots,
+            context=context,
+            admit_batch=admit_batch,
+            prefill_chunk=prefill_chunk,
+            kv_on_swap=kv_on_swap,
+            deterministic=deterministic,
+            decode=decode,
+        )
+        self._load = lambda: load(
+            self._settings, Path(model_path), dtype=dtype, device=device, lockstep=lockstep, version=version
+        )
+        self._thread: EngineThread | None = None
+        self._calls: dict[str, asyncio.Future[GenerateResult]] = {}
+        self._advances: list[asyncio.Future[None]] = []
+        self._vocab = 0
+        self._last: EngineStats | None = None
+
+    async def start(self) -> None:
+        """Loads the model on the engine's thread; in deterministic mode runs the self-test."""
+        if self._thread is not None:
+            raise EngineError(self.name, "was started before; make a new one")
+        self._thread = EngineThread(self.name, self._load, self._on_results, self._on_death)
+        self._vocab, self.invariant = await self._thread.ask(lambda serving: (serving.vocab, serving.invariant))
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Samples until a stop, the budget or an abort. Cancelling the call aborts the request."""
+        thread = self._started()
+        if request.rid in self._calls:
+            raise EngineError(self.name, f"request {request.rid} is already live; a rid is one call at a time")
+        has_decode = self._settings.decode is not None
+        row_for(request, 0, context=self._settings.context, vocab=self._vocab, has_decode=has_decode)
+        thread.post(lambda serving: serving.core.submit(request))
+        call: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
+        self._calls[request.rid] = call
+        try:
+            return await call
+        except asyncio.CancelledError:
+            with contextlib.suppress(GruppettoError):
+                await self.abort(request.rid)
+            raise
+        finally:
+            self._calls.pop(request.rid, None)
+
+    async def abort(self, rid: str | None = None) -> int:
+        """Stops one request or all between two steps; 0 when there is nothing to stop."""
+        thread = self._started()
+
+        def stop(serving: Serving) -> int:
+            results = serving.core.abort(rid)
+            thread.tell(results)
+            return len(results)
+
+        return await thread.ask(stop)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Holds decoding from the next step on; returns when it is held."""
+        thread = self._started()
+        await thread.ask(lambda serving: thread.tell(serving.pause(mode)))
+
+    async def resume(self) -> None:
+        """Goes on; `EngineError` while weights are not valid or KV is released."""
+        await self._started().ask(lambda serving: serving.resume())
+
+    async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
+        await self._started().ask(lambda serving: serving.release(tags))
+
+    async def restore_memory(self, tags: Sequence[MemoryTag]) -> None:
+        await self._started().ask(lambda serving: serving.restore(tags))
+
+    async def begin_update(self, version: int) -> None:
+        await self._started().ask(lambda serving: serving.begin(version))
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        await self._started().ask(lambda serving: serving.weights.load(bucket))
+
+    async def commit_update(self, version: int, num_buckets: int) -> None:
+        await self._started().ask(lambda serving: serving.commit(version, num_buckets))
+
+    async def advance(self) -> None:
+        """Decodes until a request comes back, none is left, or the engine is paused; see `engines.base`."""
+        if not self.capabilities.lockstep:
+            await super().advance()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started().post(lambda serving: serving.advance())
+        self._advances.append(done)
+        await done
+
+    def stats(self) -> EngineStats:
+        """Counters read from the running thread: each is exact, together they may be one step apart."""
+        serving = self._started().serving
+        if serving is not None:
+            self._last = _snapshot(serving, live=len(self._calls))
+        if self._last is None:
+            raise EngineError(self.name, "has no statistics: it ended before it served")
+        return self._last
+
+    async def close(self) -> None:
+        """Ends every call with an abort result and the thread with it."""
+        if self._thread is not None:
+            with contextlib.suppress(GruppettoError):
+                self.stats()
+            await self._thread.close()
+
+    def _started(self) -> EngineThread:
+        if self._thread is None:
+            raise EngineError(self.name, "is not started; await start() first")
+        return self._thread
+
+    def _on_results(self, results: list[GenerateResult], advanced: bool) -> None:
+        for result in results:
+            call = self._calls.get(result.rid)
+            if call is not None and not call.done():
+                call.set_result(result)
+        if advanced:
+            self._end_advances(None)
+
+    def _on_death(self, error: GruppettoError) -> None:
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        self._end_advances(error)
+
+    def _end_advances(self, error: GruppettoError | None) -> None:
+        for done in self._advances:
+            if not done.done():
+                done.set_exception(error) if error else done.set_result(None)
+        self._advances.clear()
+
+
+def _snapshot(serving: Serving, live: int) -> EngineStats:
+    core = serving.core
+    running = core.running
+    return EngineStats(
+        version=core.version,
+        running=running,
+        waiting=max(0, live - running),
+        slots=core.settings.slots,
+        kv_tokens=core.kv_tokens,
+        kv_capacity=core.settings.slots * core.settings.context,
+        decode_steps_total=core.decode_steps,
+        decode_tokens_total=core.decode_tokens,
+        prefill_tokens_total=core.prefill_tokens,
+        decode_s_total=core.decode_s,
+        prefill_s_total=core.prefill_s,
+        batch_steps=dict(core.batch_steps),
+    )

@@ -1,0 +1,139 @@
+"""The crossing between the event loop and the engine's thread.
+
+Commands go over in a queue and are run between steps, in order; answers come back by `call_soon_threadsafe`, in order.
+Promises: a command waits for one step at most; an exception that is not the caller's fault ends the thread, and then
+every outstanding and later command fails with an `EngineError` that names the cause. Nothing waits for a dead thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gruppetto.engines.base import GenerateResult
+from gruppetto.engines.embedded.serving import Serving
+from gruppetto.errors import EngineError, GruppettoError, UserError
+
+T = TypeVar("T")
+Results = Callable[[list[GenerateResult], bool], None]
+"""Called on the event loop with what ended, and whether an advance ended with it."""
+
+
+class EngineThread:
+    """Runs one `Serving`. `build` makes it on the thread; `on_results` and `on_death` are called on `loop`."""
+
+    def __init__(
+        self, name: str, build: Callable[[], Serving], on_results: Results, on_death: Callable[[GruppettoError], None]
+    ) -> None:
+        self._name, self._build = name, build
+        self._on_results, self._on_death = on_results, on_death
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[tuple[Callable[[Serving], Any], asyncio.Future[Any] | None]]
+        self._commands = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended: GruppettoError | None = None
+        self._stopping = False
+        self.serving: Serving | None = None
+        self._thread = threading.Thread(target=self._main, name=f"engine-{name}", daemon=True)
+        self._thread.start()
+
+    def post(self, call: Callable[[Serving], None]) -> None:
+        """Runs `call` between steps. Raises `EngineError` when the thread has ended."""
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._commands.put((call, None))
+
+    async def ask(self, call: Callable[[Serving], T]) -> T:
+        """Runs `call` between steps and returns what it returns, or raises what it raises."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._commands.put((call, answer))
+        return await answer
+
+    def tell(self, results: list[GenerateResult], advanced: bool = False) -> None:
+        """Brings results to the event loop. Called on the thread, also by commands that end requests."""
+        self._on_loop(self._on_results, results, advanced)
+
+    async def close(self) -> None:
+        """Ends the thread after the commands before this; may be called twice."""
+        with contextlib.suppress(GruppettoError):
+            self.post(self._stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def _stop(self, serving: Serving) -> None:
+        self.tell(serving.core.abort())
+        self._stopping = True
+
+    def _main(self) -> None:
+        try:
+            self.serving = self._build()
+            while not self._stopping:
+                self._run_commands(wait=not self.serving.ready())
+                results, advanced = self.serving.turn()
+                if results or advanced:
+                    self.tell(results, advanced)
+            self._end(EngineError(self._name, "is closed"))
+        except UserError as error:
+            self._end(error)
+        except BaseException as error:
+            cause = error if isinstance(error, EngineError) else None
+            self._end(cause or EngineError(self._name, f"its thread died of {type(error).__name__}: {error}"))
+
+    def _run_commands(self, wait: bool) -> None:
+        assert self.serving is not None
+        while not self._stopping:
+            try:
+                call, answer = self._commands.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            self._run_command(self.serving, call, answer)
+
+    def _run_command(
+        self, serving: Serving, call: Callable[[Serving], Any], answer: asyncio.Future[Any] | None
+    ) -> None:
+        try:
+            value = call(serving)
+        except GruppettoError as error:
+            if answer is None:
+                raise
+            self._on_loop(_fail, answer, error)
+            return
+        except BaseException as error:
+            if answer is not None:
+                self._on_loop(_fail, answer, EngineError(self._name, f"{type(error).__name__}: {error}"))
+            raise
+        if answer is not None:
+            self._on_loop(_answer, answer, value)
+
+    def _end(self, error: GruppettoError) -> None:
+        """No command can be posted after this; those in the queue and all calls fail."""
+        with self._lock:
+            self._ended = error
+        self.serving = None
+        while not self._commands.empty():
+            _, answer = self._commands.get()
+            if answer is not None:
+                self._on_loop(_fail, answer, error)
+        self._on_loop(self._on_death, error)
+
+    def _on_loop(self, call: Callable[..., object], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call, *args)
+
+
+def _answer(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
