@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-
 from trainer.sample_maker import VOCABULARY, make_sample
 
 from gruppetto.types import Sample
