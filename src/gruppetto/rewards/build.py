@@ -1,0 +1,34 @@
+"""From the [reward] section to a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gruppetto.config.schema import RewardSection
+from gruppetto.errors import UserError
+from gruppetto.rewards.base import Reward
+from gruppetto.rewards.inprocess import RuleReward
+from gruppetto.rewards.pool import ProcessPoolReward
+from gruppetto.rewards.verifiers import RULES, VerifierSpec, load_rule
+
+
+def build_reward(reward: RewardSection, decode: Callable[[Sequence[int]], str], log: Path | None = None) -> Reward:
+    """The reward that the section describes; call `start` before the first score.
+
+    `decode` turns response ids into the judged text and leaves end tokens out. What verifiers print is appended to
+    `log`, or discarded. Raises `UserError` for settings that do not fit; a function is imported by `start`.
+    """
+    spec = VerifierSpec(reward.type, reward.path, reward.pattern)
+    if reward.type == "function" and not reward.path:
+        raise UserError("reward.type = 'function' needs reward.path; write module:function or file.py:function")
+    if reward.type in RULES:
+        load_rule(spec)
+    elif reward.processes == 0:
+        raise UserError(
+            f"reward.processes = 0 runs the verifier in this process, where {reward.type!r} cannot be stopped when it "
+            f"hangs; write reward.processes = 1 or more, or one of the types {', '.join(RULES)}"
+        )
+    if reward.processes == 0:
+        return RuleReward(spec, decode)
+    return ProcessPoolReward(spec, decode, processes=reward.processes, timeout_s=reward.timeout_s, log=log)
