@@ -31,6 +31,12 @@ class Census:
         self.tokens_trained += tokens
         self.live_tokens -= tokens
 
+    def untrain(self, tokens: int) -> None:
+        """Undoes `train`: the optimizer step did not happen."""
+        self.trained -= 1
+        self.tokens_trained -= tokens
+        self.live_tokens += tokens
+
     def drop(self, reason: DropReason, tokens: int) -> None:
         """One rollout became final by being dropped."""
         self.dropped[reason] += 1

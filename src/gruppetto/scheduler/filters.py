@@ -17,13 +17,13 @@ class GroupFilter:
 
     def __init__(self, settings: LoopSettings) -> None:
         self._settings = settings
-        self._in_a_row = 0
+        self.in_a_row = 0
         self.filtering = settings.drop_zero_variance
 
     def verdict(self, group: GroupEntry) -> DropReason | None:
         """Why the group may not be trained on, or None."""
         reason = self._reason(group)
-        self._in_a_row = self._in_a_row + 1 if reason else 0
+        self.in_a_row = self.in_a_row + 1 if reason else 0
         return reason
 
     def _reason(self, group: GroupEntry) -> DropReason | None:
@@ -36,13 +36,13 @@ class GroupFilter:
 
     def check_starved(self, census: Census) -> None:
         """Raises `RunError`, or stops filtering, once too many groups in a row have been dropped."""
-        if self._in_a_row < self._settings.max_filtered_groups:
+        if self.in_a_row < self._settings.max_filtered_groups:
             return
         if self._settings.when_starved_train and self.filtering:
-            self.filtering, self._in_a_row = False, 0
+            self.filtering, self.in_a_row = False, 0
             return
         counts = ", ".join(f"{count} rollouts {reason}" for reason, count in sorted(census.dropped.items()))
         raise RunError(
-            f"no group passed: {self._in_a_row} in a row were dropped (so far {counts}); the task is too easy or too "
+            f"no group passed: {self.in_a_row} in a row were dropped (so far {counts}); the task is too easy or too "
             f"hard for this model, or its reward fails; write buffer.when_starved = 'train' to train on what comes"
         )

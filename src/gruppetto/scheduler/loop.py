@@ -14,7 +14,8 @@ In lockstep the engines decode only while nobody else has anything to do, so the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gruppetto.clock import now
 from gruppetto.data.base import TaskSource
@@ -25,9 +26,11 @@ from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.actions import Action, CloseBatch, DropGroup, Launch, ParkAll, Start
 from gruppetto.scheduler.calls import RolloutCalls, Scored, Stopped
 from gruppetto.scheduler.filters import GroupFilter
+from gruppetto.scheduler.meter import StepMeter
 from gruppetto.scheduler.policies.base import SchedulingPolicy
 from gruppetto.scheduler.pool import GroupEntry, Pool
 from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.scheduler.snapshot import restore, snapshot
 from gruppetto.types import DropReason, FinishReason, RolloutState
 
 MAX_DECISIONS = 100_000
@@ -58,10 +61,11 @@ class RolloutLoop:
         )
         self.calls = RolloutCalls(settings, {e.name: e for e in engines}, reward)
         self.filter = GroupFilter(settings)
+        self.meter = StepMeter(self.engines)
         self.started_at = now()
         self.decisions = 0
         self.late_scores = 0
-        self.dropped_groups: list[tuple[GroupEntry, DropReason]] = []
+        self._dropped: list[tuple[GroupEntry, DropReason]] = []
         self._batch: list[GroupEntry] | None = None
         self._stopping = False
 
@@ -92,6 +96,31 @@ class RolloutLoop:
         finally:
             self._stopping = False
 
+    def give_back(self, groups: Sequence[GroupEntry]) -> None:
+        """A batch that could not be trained on is ready again, as if it had not been closed."""
+        self.pool.give_back(groups)
+
+    def take_dropped(self) -> list[tuple[GroupEntry, DropReason]]:
+        """Groups dropped since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state; only at rest."""
+        if self.calls.scoring:
+            raise RunError(f"{self.calls.scoring} scores are open; park_all before state")
+        return {
+            "pool": snapshot(self.pool),
+            "source": dict(self.source.state()),
+            "filter": [self.filter.filtering, self.filter.in_a_row],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state()` was taken; only on a fresh loop."""
+        restore(self.pool, state["pool"])
+        self.source.load_state(state["source"])
+        self.filter.filtering, self.filter.in_a_row = state["filter"]
+
     async def close(self) -> None:
         """Ends every task of this loop."""
         await self.calls.close()
@@ -106,6 +135,7 @@ class RolloutLoop:
             actions = self.policy.decide(self.pool, now())
             self.decisions += 1
             if not actions:
+                self.meter.note(self.pool.num_queued > 0)
                 return
             for action in actions:
                 self._apply(action)
@@ -152,7 +182,7 @@ class RolloutLoop:
 
     def _drop(self, group_id: int, reason: DropReason) -> None:
         group = self.pool.drop_group(group_id, reason)
-        self.dropped_groups.append((group, reason))
+        self._dropped.append((group, reason))
         self._event("drop", group=group_id, reason=reason, tokens=sum(m.tokens for m in group.members))
 
     # -- what comes back ----------------------------------------------------------------------------------------------
@@ -178,6 +208,7 @@ class RolloutLoop:
 
     def _stopped(self, event: Stopped) -> None:
         self.pool.add_tokens(event.rollout, event.segments)
+        self.meter.generated[event.rollout] += sum(len(s) for s in event.segments)
         entry = self.pool.rollouts[event.rollout]
         self._event(
             "stop",

@@ -156,6 +156,14 @@ class Pool:
             if entry.state in STARTABLE:
                 self._enqueue(entry)
 
+    def reorder_queue(self, rollouts: Sequence[str]) -> None:
+        """Puts the queue into this order (within what the ages allow), as a snapshot had it."""
+        entries = [self.rollouts[rollout] for rollout in rollouts]
+        for entry in entries:
+            self._dequeue(entry)
+        for entry in entries:
+            self._enqueue(entry)
+
     def start(self, rollout: str, engine: str, now: float) -> RolloutEntry:
         """queued | parked -> running."""
         entry = self._expect(rollout, *STARTABLE)
@@ -254,6 +262,17 @@ class Pool:
             self._remove_group(group)
         self.training = True
         return batch
+
+    def give_back(self, groups: Sequence[GroupEntry]) -> None:
+        """trained -> ready: undoes `take_batch` of a batch whose optimizer step did not happen."""
+        for group in groups:
+            for entry in group.usable():
+                entry.state = State.SCORED
+                self.census.untrain(entry.tokens)
+            group.ready_order = None
+            self.insert(group)
+            self.make_ready(group.id)
+        self.training = False
 
     def publish(self, version: int) -> None:
         """The weights of the last batch are on the engines; new tokens get this version."""

@@ -151,7 +151,7 @@ class SimEngine(Engine):
             decode_tokens_total=self._tokens,
             prefill_tokens_total=0,
             decode_s_total=self._busy_s,
-            batch_steps=self._batch_steps,
+            batch_steps=dict(self._batch_steps),
         )
 
     def kill(self, why: str) -> None:

@@ -18,7 +18,10 @@ from gruppetto.scheduler.views import PoolView
 class SchedulingPolicy(Protocol):
     """A pure rule. `freshness` is what it claims about the age of trained tokens; the batch builder masks by it."""
 
-    name: str
-    freshness: Freshness
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def freshness(self) -> Freshness: ...
 
     def decide(self, view: PoolView, now: float) -> Sequence[Action]: ...

@@ -1,0 +1,296 @@
+"""The one place that picks implementations: from a config to a run, and through it.
+
+Owns the order of construction (cheap and refusable first, heavy last), the signals, and the order of closing. Promise:
+whatever fails while things are built or run, everything that was started is closed, and the run folder is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gruppetto.checkpoint import Checkpoints
+from gruppetto.config.loader import Loaded
+from gruppetto.config.schema import Config, PartialScheduler, SyncScheduler
+from gruppetto.controller import Controller, Interrupted, Stages
+from gruppetto.data.source import RowSource, build_source
+from gruppetto.data.tokenizer import HFTokenizer
+from gruppetto.engines.base import Engine, Sampling
+from gruppetto.errors import UserError
+from gruppetto.evaluation import Evaluator
+from gruppetto.record.base import Recorder
+from gruppetto.record.environment import environment
+from gruppetto.record.fanout import Fanout
+from gruppetto.record.folder import RunFolder
+from gruppetto.record.screen import build_screen
+from gruppetto.rewards.base import Reward
+from gruppetto.rewards.build import build_reward
+from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.policies.base import SchedulingPolicy
+from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.scheduler.policies.partial import Partial
+from gruppetto.scheduler.policies.sync import Sync
+from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.trainer.advantages import group_advantages
+from gruppetto.trainer.base import Trainer
+from gruppetto.weights.base import WeightChannel
+
+INTERRUPTED = 130
+GRACE_S = 60.0
+"""Added to the longest deadline of a rollout before silence is taken for a stall."""
+
+
+def train(loaded: Loaded, *, resume: bool = False) -> int:
+    """Runs a training run to its end; returns the exit code (0, or 130 when interrupted and saved)."""
+    return asyncio.run(_train(loaded, resume))
+
+
+async def _train(loaded: Loaded, resume: bool) -> int:
+    config = loaded.config
+    _set_threads(config)
+    tokenizer = HFTokenizer(config.model.path)
+    source = build_source(config.data, config.rollout, config.engine.context, tokenizer, config.run.seed)
+    held_out = _held_out(config, tokenizer)
+    folder = _folder(loaded, resume)
+    async with contextlib.AsyncExitStack() as stack:
+        recorder = _recorder(config, folder)
+        stack.callback(recorder.close)
+        stages = await stack.enter_async_context(_stages(config, tokenizer, source, held_out, folder, recorder))
+        controller = Controller(
+            stages, steps=config.run.steps, eval_every=config.eval.every, checkpoint_every=config.checkpoint.every
+        )
+        if resume:
+            await _resume(controller, folder)
+        return await _run(controller, folder)
+
+
+async def _run(controller: Controller, folder: RunFolder) -> int:
+    with _signals(controller):
+        try:
+            await controller.run()
+        except Interrupted:
+            print(f"interrupted after step {controller.version}; saved, go on with --resume: {folder.path}")
+            return INTERRUPTED
+    return 0
+
+
+@contextlib.contextmanager
+def _signals(controller: Controller) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks the run to end and be saved; a second one kills it as usual."""
+    loop = asyncio.get_running_loop()
+    kinds = (signal.SIGINT, signal.SIGTERM)
+
+    def first(kind: signal.Signals) -> None:
+        loop.remove_signal_handler(kind)
+        controller.interrupt()
+
+    for kind in kinds:
+        loop.add_signal_handler(kind, first, kind)
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            loop.remove_signal_handler(kind)
+
+
+@contextlib.asynccontextmanager
+async def _stages(
+    config: Config,
+    tokenizer: HFTokenizer,
+    source: RowSource,
+    held_out: RowSource | None,
+    folder: RunFolder,
+    recorder: Recorder,
+) -> AsyncIterator[Stages]:
+    """Starts every stage, and closes all that were started whatever happens."""
+    async with contextlib.AsyncExitStack() as stack:
+        reward = build_reward(config.reward, tokenizer.decode, folder.path / "logs" / "reward.log")
+        stack.push_async_callback(reward.close)
+        await reward.start()
+        engines = build_engines(config, tokenizer)
+        for engine in engines:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+        trainer = build_trainer(config)
+        stack.push_async_callback(trainer.close)
+        await trainer.start()
+        settings = loop_settings(config, tokenizer.eos_ids)
+        loop = RolloutLoop(settings, build_policy(config), engines, reward, source, recorder)
+        stack.push_async_callback(loop.close)
+        yield Stages(
+            engines=engines,
+            reward=reward,
+            trainer=trainer,
+            channel=build_channel(config),
+            recorder=recorder,
+            loop=loop,
+            advantages=lambda rewards: group_advantages(rewards, normalize=config.train.normalize_advantage),
+            checkpoints=Checkpoints(folder.path / "checkpoints", config.checkpoint.keep),
+            evaluator=_evaluator(config, settings, held_out, engines, reward),
+            decode=tokenizer.decode if config.log.rollouts else None,
+            offsets=folder.offsets,
+        )
+
+
+def build_policy(config: Config) -> SchedulingPolicy:
+    """The scheduling policy of the [scheduler] section."""
+    match config.scheduler:
+        case SyncScheduler():
+            return Sync()
+        case PartialScheduler() as partial:
+            freshness = Freshness(partial.max_staleness, partial.over_age)
+            return Partial(partial.over_provision, freshness, partial.max_parked_steps)
+
+
+def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
+    """The engines of the [engine] section, not started."""
+    from gruppetto.engines.embedded.engine import EmbeddedEngine
+
+    engine = config.engine
+    if engine.args:
+        raise UserError(f"engine.args = {dict(engine.args)}: the embedded engine takes none; leave the table out")
+    return [
+        EmbeddedEngine(
+            f"embedded-{index}",
+            config.model.path,
+            dtype=config.model.dtype,
+            device=config.model.device,
+            slots=engine.slots,
+            context=engine.context,
+            admit_batch=engine.admit_batch,
+            prefill_chunk=engine.prefill_chunk,
+            kv_on_swap=engine.kv_on_swap,
+            deterministic=config.run.deterministic,
+            lockstep=config.run.deterministic,
+            decode=tokenizer.decode,
+        )
+        for index in range(engine.count)
+    ]
+
+
+def build_trainer(config: Config) -> Trainer:
+    """The trainer of the [train] section, not started."""
+    from gruppetto.trainer.embedded.trainer import EmbeddedTrainer
+
+    return EmbeddedTrainer(
+        config.model.path,
+        model=config.model,
+        train=config.train,
+        max_tokens=config.rollout.max_tokens,
+        temperature=config.rollout.temperature,
+        total_steps=config.run.steps,
+        seed=config.run.seed,
+    )
+
+
+def build_channel(config: Config) -> WeightChannel:
+    """The channel of the [weights] section."""
+    from gruppetto.weights.inprocess import InProcessChannel
+
+    return InProcessChannel(config.weights.bucket_mb << 20)
+
+
+def loop_settings(config: Config, eos_ids: Sequence[int]) -> LoopSettings:
+    """What the scheduler's loop needs of a config."""
+    rollout, buffer = config.rollout, config.buffer
+    sampling = Sampling(
+        max_tokens=rollout.max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_ids=tuple(dict.fromkeys([*eos_ids, *rollout.stop_ids])),
+        stop=tuple(rollout.stop),
+    )
+    return LoopSettings(
+        batch_groups=rollout.prompts_per_step,
+        group_size=rollout.group_size,
+        max_tokens=rollout.max_tokens,
+        context=config.engine.context,
+        sampling=sampling,
+        seed=config.run.seed,
+        lockstep=config.run.deterministic,
+        timeout_s=rollout.timeout_s,
+        stall_s=rollout.timeout_s + config.reward.timeout_s + GRACE_S,
+        engine_queue=0 if config.run.deterministic else config.engine.admit_batch,
+        drop_zero_variance=buffer.drop_zero_variance,
+        max_filtered_groups=buffer.max_filtered_groups,
+        when_starved_train=buffer.when_starved == "train",
+    )
+
+
+def _set_threads(config: Config) -> None:
+    import torch
+
+    torch.set_num_threads(config.run.threads)
+
+
+def _held_out(config: Config, tokenizer: HFTokenizer) -> RowSource | None:
+    if not config.eval.tasks:
+        return None
+    source = build_source(config.data, config.rollout, config.engine.context, tokenizer, config.run.seed, held_out=True)
+    if len(source) < config.eval.tasks:
+        raise UserError(
+            f"eval.tasks = {config.eval.tasks}, but {source.report.name} has {len(source)} held-out tasks; "
+            f"write eval.tasks = {len(source)} or fewer"
+        )
+    return source
+
+
+def _evaluator(
+    config: Config, settings: LoopSettings, held_out: RowSource | None, engines: Sequence[Engine], reward: Reward
+) -> Evaluator | None:
+    if held_out is None:
+        return None
+    return Evaluator(
+        held_out.take(config.eval.tasks),
+        replace(settings.sampling, temperature=config.eval.temperature),
+        engines,
+        reward,
+        context=config.engine.context,
+        seed=config.run.seed,
+        lockstep=config.run.deterministic,
+    )
+
+
+def _folder(loaded: Loaded, resume: bool) -> RunFolder:
+    path = Path(loaded.config.run.dir) / loaded.config.run.name
+    if resume:
+        return RunFolder.open(path)
+    return RunFolder.create(path, loaded.source_text, loaded.resolved(), environment())
+
+
+def _recorder(config: Config, folder: RunFolder) -> Recorder:
+    slots = {f"embedded-{index}": config.engine.slots for index in range(config.engine.count)}
+    screen = build_screen(
+        config.log.screen,
+        run=config.run.name,
+        steps=config.run.steps,
+        group_size=config.rollout.group_size,
+        slots=slots,
+    )
+    sinks: list[Recorder] = []
+    if "tensorboard" in config.log.sinks:
+        from gruppetto.record.tensorboard import TensorBoardSink
+
+        sinks.append(TensorBoardSink(folder.path / "tensorboard"))
+    return Fanout([folder, screen, *sinks])
+
+
+async def _resume(controller: Controller, folder: RunFolder) -> None:
+    """Loads the newest complete checkpoint, and takes away what was recorded after it."""
+    checkpoints = controller.stages.checkpoints
+    assert checkpoints is not None
+    for path in checkpoints.broken():
+        print(f"passed over {path}: it is not complete")
+    latest = checkpoints.latest()
+    if latest is None:
+        raise UserError(f"{folder.path} has no complete checkpoint; start the run anew under another run.name")
+    state = checkpoints.read_state(latest)
+    await controller.stages.trainer.load(latest)
+    await controller.restore(state)
+    folder.rewind(state["record"])
+    print(f"resumed {latest}")

@@ -1,0 +1,232 @@
+"""The training loop: knows contracts only.
+
+    next_batch ──groups──▶ build_batch ──samples──▶ trainer ──weights──▶ channel ──▶ engines ──▶ published
+        ▲ waits for the policy       (forward_backward, optim_step)   (paused meanwhile)              │
+        └────────────────────────────────────────────────────────────────────────────────────────────┘
+
+What each part waits for: `next_batch` for enough ready groups and idle engines; the trainer for a batch; the channel
+for the trainer; the next rollouts for the publish. Colocated: one of them works at a time. Promises: a step is recorded
+once, after its weights are on the engines; an interruption ends within one micro-batch or one decode step, with a
+checkpoint of the last whole step and of every rollout alive; a failing part ends the run, named, with the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from gruppetto.buffer.batch import Advantages, build_batch
+from gruppetto.checkpoint import Checkpoints
+from gruppetto.clock import now
+from gruppetto.engines.base import Engine
+from gruppetto.errors import RunError
+from gruppetto.evaluation import Evaluator
+from gruppetto.record.base import Recorder
+from gruppetto.rewards.base import Reward
+from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.pool import GroupEntry
+from gruppetto.step_record import Decode, LengthLedger, StepFacts, rollout_rows, step_metrics
+from gruppetto.trainer.base import Trainer
+from gruppetto.weights.base import WeightChannel
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The user asked the run to end; it has been saved."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stages:
+    """The implementations that `assemble` picked."""
+
+    engines: Sequence[Engine]
+    reward: Reward
+    trainer: Trainer
+    channel: WeightChannel
+    recorder: Recorder
+    loop: RolloutLoop
+    advantages: Advantages
+    checkpoints: Checkpoints | None = None
+    evaluator: Evaluator | None = None
+    decode: Decode | None = None
+    offsets: Any = None
+    """() -> JSON-able position of the record, for checkpoints; None where there is no record."""
+
+
+class Controller:
+    """Runs `steps` optimizer steps over started stages."""
+
+    def __init__(self, stages: Stages, *, steps: int, eval_every: int = 0, checkpoint_every: int = 0) -> None:
+        self.stages = stages
+        self.steps = steps
+        self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
+        self._stop = asyncio.Event()
+        self._lengths = LengthLedger()
+        self._since = 0.0
+        self._evaluated_at = -1
+
+    @property
+    def version(self) -> int:
+        """Steps done; the version of the weights."""
+        return self.stages.loop.pool.version
+
+    def interrupt(self) -> None:
+        """Asks the run to end; safe to call from a signal handler of the loop, and more than once."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Trains to the end of the steps or of the data. Raises `Interrupted` after saving when it was asked to end."""
+        try:
+            await self._evaluate()
+            while self.version < self.steps:
+                self.stages.loop.meter.open()
+                self._since = now()
+                groups = await self._unless_stopped(self.stages.loop.next_batch())
+                if not groups:
+                    break
+                await self._step(groups)
+            await self._evaluate()
+            await self._save()
+        except Interrupted:
+            await self._save()
+            raise
+        except RunError:
+            await self._save_if_possible()
+            raise
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    async def _step(self, groups: Sequence[GroupEntry]) -> None:
+        loop, step = self.stages.loop, self.version
+        got_batch = now()
+        work, decisions = loop.meter.read(), loop.decisions
+        batch = build_batch(groups, step, loop.policy.freshness, self.stages.advantages)
+        self._event("train_begin", step=step)
+        try:
+            await self._unless_stopped(self.stages.trainer.forward_backward(batch.samples))
+        except (Interrupted, RunError):
+            loop.give_back(groups)
+            raise
+        metrics = dict(await self.stages.trainer.optim_step())
+        trained = now()
+        self._event("train_end", step=step)
+        await self._publish()
+        published = now()
+        if self._eval_due():
+            metrics |= await self._evaluate()
+        seconds = {
+            "wait_for_batch": got_batch - self._since,
+            "train": trained - got_batch,
+            "publish": published - trained,
+            "step": published - self._since,
+        }
+        facts = StepFacts(
+            step=step,
+            batch=batch,
+            groups=groups,
+            dropped=loop.take_dropped(),
+            work=work,
+            generated=dict(loop.meter.generated),
+            trainer=metrics,
+            seconds=seconds,
+            decisions=decisions,
+        )
+        self._record(facts)
+        if self._checkpoint_every and self.version % self._checkpoint_every == 0:
+            await self._save()
+
+    async def _publish(self) -> None:
+        """New weights to every engine that serves, while they are paused; then the scheduler goes on."""
+        loop, version = self.stages.loop, self.stages.trainer.version
+        serving = [engine for engine in self.stages.engines if engine.name in loop.pool.serving]
+        self._event("publish_begin", version=version)
+        try:
+            await self._publish_to(serving, version)
+        finally:  # the optimizer step has happened: a checkpoint must count the batch as consumed
+            loop.published(version)
+        self._event("publish_end", version=version)
+
+    async def _publish_to(self, engines: Sequence[Engine], version: int) -> None:
+        for engine in engines:
+            await engine.pause("abort")
+        await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
+        for engine in engines:
+            await engine.resume()
+
+    def _record(self, facts: StepFacts) -> None:
+        loop = self.stages.loop
+        self._lengths.add(facts)
+        self.stages.recorder.rollouts(facts.step, rollout_rows(facts, self.stages.decode))
+        self.stages.recorder.step(facts.step, step_metrics(facts, loop.pool, self._lengths))
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _eval_due(self) -> bool:
+        return self.version == self.steps or bool(self._eval_every and self.version % self._eval_every == 0)
+
+    async def _evaluate(self) -> dict[str, Any]:
+        """Held-out accuracy of the published weights; empty without an evaluator or when this version has been done."""
+        if self.stages.evaluator is None or self._evaluated_at == self.version:
+            return {}
+        begin = now()
+        result = await self._unless_stopped(self.stages.evaluator.run(self.version))
+        self._evaluated_at = self.version
+        self._event("eval", **asdict(result))
+        return {
+            "eval/reward/mean": result.accuracy,
+            "eval/failed": result.failed,
+            "eval/tokens/mean": result.mean_tokens,
+            "time/eval_s": now() - begin,
+        }
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint's state; the trainer has loaded its own part."""
+        loop = self.stages.loop
+        loop.load_state(state["scheduler"])
+        self._lengths.generated, self._lengths.consumed = state["lengths"]
+        self._evaluated_at = state["evaluated_at"]
+        if self.stages.trainer.version != self.version:
+            raise RunError(f"the trainer is at version {self.stages.trainer.version}, the scheduler at {self.version}")
+        await self._publish_to(self.stages.engines, self.version)
+
+    async def _save(self) -> None:
+        """Parks what runs and writes a checkpoint of the last whole step."""
+        if self.stages.checkpoints is None:
+            return
+        await self.stages.loop.park_all()
+        state = {
+            "scheduler": self.stages.loop.state(),
+            "lengths": [self._lengths.generated, self._lengths.consumed],
+            "evaluated_at": self._evaluated_at,
+            "record": self.stages.offsets() if self.stages.offsets else None,
+        }
+        await self.stages.checkpoints.save(self.version, self.stages.trainer, state)
+
+    async def _save_if_possible(self) -> None:
+        """After a failure: the engines may be gone, the reason of the failure must not be hidden by another."""
+        try:
+            await self._save()
+        except Exception as error:
+            self._event("error", reason=f"no checkpoint after the failure: {error}")
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; raises `Interrupted` instead as soon as the run is asked to end."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                raise Interrupted
+            return task.result()
+        finally:
+            stop.cancel()
+            task.cancel()
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self.stages.recorder.event(kind, now() - self.stages.loop.started_at, **fields)
