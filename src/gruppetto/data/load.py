@@ -58,7 +58,7 @@ def from_table(table: Table, prompt_key: str = "", answer_key: str = "") -> Load
     rows, problems = rows_of(table.records, schema, table.name)
     problems = sorted([*table.problems, *problems], key=lambda problem: problem.number)
     tools = sum(bool(row.extra.get("tools")) for row in rows)
-    notes = (f"{tools} rows have tools; they are kept in extra and not shown to the model",) if tools else ()
+    notes = (f"rows with tools: {tools}; tools are kept in extra and not shown to the model",) if tools else ()
     return Loaded(table.name, schema.name, rows, problems, notes)
 
 

@@ -42,6 +42,8 @@ _NUMBER = re.compile(
     \s?\\?(?P<percent>%?)""",
     re.VERBOSE | re.ASCII,
 )
+_HARMLESS = re.compile(r"\\(?:[dt]?frac|text|mathrm|textbf|boxed|left|right|circ)\b")
+_COMMAND = re.compile(r"\\[a-zA-Z]")
 
 
 def exact(pattern: str = "") -> Rule:
@@ -50,7 +52,7 @@ def exact(pattern: str = "") -> Rule:
 
 
 def numeric(pattern: str = "") -> Rule:
-    """The last number of the response (of the pattern's first group, when given) equals the answer's last number.
+    """The last number of the response (of the pattern's first group, when given) equals the answer's one number.
 
     Reads signs, thousands commas, decimals, exponents, fractions (3/4, 1 1/2, \\frac{3}{4}), percent, and passes over
     units. A percentage equals both its number and a hundredth of it when only one side writes the sign.
@@ -77,11 +79,13 @@ def golds(answer: Any) -> list[Any]:
 
 def last_number(text: str) -> Number | None:
     """The last number in `text`; None when there is none."""
-    found = None
-    for match in _NUMBER.finditer(_normal(text)):
-        value = _value(match)
-        found = found if value is None else Number(value, bool(match["percent"]))
-    return found
+    return next(reversed(numbers(text)), None)
+
+
+def numbers(text: str) -> list[Number]:
+    """All numbers in `text`, in order."""
+    matches = ((match, _value(match)) for match in _NUMBER.finditer(_normal(text)))
+    return [Number(value, bool(match["percent"])) for match, value in matches if value is not None]
 
 
 def extract(pattern: str, text: str) -> str | None:
@@ -102,10 +106,15 @@ def _rule(prepare: Callable[[Any], Gold], same: Callable[[str, Gold], bool], pat
 
 
 def _gold_number(gold: Any) -> Number:
-    number = None if isinstance(gold, bool) else last_number(str(gold))
-    if number is None:
-        raise Ungradable(f"the answer {str(gold)[:60]!r} holds no number")
-    return number
+    """The answer's one number: an answer like \\frac{\\pi}{2} or (3, 2) is not its last digit."""
+    text = _normal(str(gold))
+    found = [] if isinstance(gold, bool) else numbers(text)
+    if len(found) == 1 and not _COMMAND.search(_HARMLESS.sub("", text)):
+        return found[0]
+    kind = "no number" if not found else "more than one number" if len(found) > 1 else "an expression"
+    raise Ungradable(
+        f"the answer {str(gold)[:60]!r} holds {kind}; use reward.type = 'math' or 'exact' for such answers"
+    )
 
 
 def _same_number(text: str, gold: Number) -> bool:
