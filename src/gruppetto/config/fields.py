@@ -134,7 +134,8 @@ def _walk(node: Node, prefix: str, tag: str | None, defs: Node) -> Iterator[Fiel
 
 def _variants(prop: Node, key: str, defs: Node) -> Iterator[Field]:
     """The tag itself first, then the fields of each variant."""
-    mapping = {tag: _resolve(ref, defs) for tag, ref in prop["discriminator"]["mapping"].items()}
+    variants = [_resolve(variant["$ref"], defs) for variant in prop["oneOf"]]
+    mapping = {node["properties"]["type"]["const"]: node for node in variants}
     doc = "\n".join(str(node["description"]).partition("type = ")[2] for node in mapping.values())
     choice = {"type": "string", "enum": list(mapping)}
     yield Field(key=f"{key}.type", tag=None, node=choice, default=prop["default"]["type"], doc=doc, nullable=False)

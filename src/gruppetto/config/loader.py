@@ -229,8 +229,9 @@ def _validate(values: dict[str, Any], origin: Callable[[str], str]) -> Config:
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its dotted key. A table with names that cannot stand in one is a value itself."""
     for name, value in table.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and not any("." in key or not key for key in value):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value

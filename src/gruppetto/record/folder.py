@@ -63,12 +63,21 @@ class RunFolder(Recorder):
         return cls(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
-        """A run to go on with. Raises `UserError` when there is none."""
+    def open(
+        cls, path: str | Path, config_text: str | None = None, resolved: Mapping[str, Any] | None = None
+    ) -> RunFolder:
+        """A run to go on with. Raises `UserError` when there is none.
+
+        Where a config is given and differs from the folder's, it takes that one's place, and the former is kept as
+        `logs/config.<n>.toml` and `logs/config.resolved.<n>.json`.
+        """
         path = Path(path)
         if not (path / "config.resolved.json").is_file():
             raise UserError(f"{path} is no run folder (it has no config.resolved.json); leave --resume out to begin it")
-        (path / "rollouts").mkdir(exist_ok=True)
+        for name in ("rollouts", "checkpoints", "logs"):
+            (path / name).mkdir(exist_ok=True)
+        if config_text is not None and resolved is not None:
+            _replace_config(path, config_text, resolved)
         _point_latest(path)
         return cls(path)
 
@@ -158,6 +167,17 @@ def refuse_existing(path: Path) -> None:
         raise UserError(
             f"run folder {path} exists; add --resume to go on with that run, or write run.name = another name"
         )
+
+
+def _replace_config(path: Path, config_text: str, resolved: Mapping[str, Any]) -> None:
+    text, table = path / "config.toml", path / "config.resolved.json"
+    if table.read_bytes() == _indented(resolved):
+        return
+    number = len(list((path / "logs").glob("config.resolved.*.json"))) + 1
+    text.replace(path / "logs" / f"config.{number}.toml")
+    table.replace(path / "logs" / f"config.resolved.{number}.json")
+    text.write_text(config_text, "utf-8")
+    table.write_bytes(_indented(resolved))
 
 
 def _indented(value: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,206 @@
+"""The command line: exact text, exit codes, nothing heavy imported for --help."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gruppetto.cli import config as config_command
+from gruppetto.cli.main import build_parser, main
+from gruppetto.cli.settings import quiet_threads
+from gruppetto.config.loader import load
+from gruppetto.errors import RunError
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current directory with a model folder, tasks and a config that fits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GRUPPETTO_DEBUG", raising=False)
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    Path("tasks.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    Path("run.toml").write_text(
+        '[model]\npath = "model"\n[data]\npath = "tasks.jsonl@[0:1]"\n[rollout]\ngroup_size = 4\n'
+    )
+    monkeypatch.setattr("gruppetto.config.preflight.find_spec", lambda module: module)
+    return tmp_path
+
+
+def err(capsys) -> list[str]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+def test_help_imports_the_standard_library_only():
+    code = (
+        "import sys\nfrom gruppetto.cli.main import build_parser\ntext = build_parser().format_help()\n"
+        "heavy = {'pydantic', 'numpy', 'torch', 'aiohttp', 'msgspec', 'rich', 'transformers', 'asyncio'}\n"
+        "assert 'train' in text\nprint(sorted(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_every_command_has_help_and_an_example():
+    choices = build_parser()._subparsers._group_actions[0].choices
+    assert {"train", "config"} <= set(choices)
+    for command in choices.values():
+        assert "gruppetto" in command.format_help()
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["train"], "error: no config file given; write gruppetto train run.toml (or a recipe's name)"),
+        (
+            ["train", "run.toml", "run.step=5"],
+            "error: unknown key 'run.step' (command line) - did you mean 'run.steps'?",
+        ),
+        (["train", "run.toml", "--dryrun"], "error: unknown argument --dryrun (see gruppetto --help)"),
+        (
+            ["train", "run.toml", "model.path=nowhere"],
+            'error: model.path = "nowhere" (command line): no such folder; write the path of a Hugging Face folder',
+        ),
+        (
+            ["train", "run.toml", "data.path=nowhere.jsonl"],
+            'error: data.path = "nowhere.jsonl" (command line): no such file; '
+            "write the path of a JSONL or Parquet file",
+        ),
+        (
+            ["train", "run.toml", "run.name=a/b"],
+            'error: run.name = "a/b" cannot name a folder; write a plain word, as in run.name = "first"',
+        ),
+        (
+            ["config", "--diff", "run.toml"],
+            "error: --diff compares two files, not 1; write gruppetto config --diff a.toml b.toml",
+        ),
+        (["config", "nowhere.toml", "x"], None),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(here, capsys, argv, line):
+    try:
+        code = main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    found = err(capsys)
+    assert code == 2
+    assert len(found) == 1
+    assert found[0].startswith("error: ")
+    assert line is None or found == [line]
+
+
+def test_all_that_is_missing_is_told_at_once(here, capsys, monkeypatch):
+    monkeypatch.setattr("gruppetto.config.preflight.find_spec", lambda module: None if module == "torch" else module)
+    assert main(["train", "run.toml", "model.path=tasks", "reward.type=regex"]) == 2
+    assert err(capsys) == [
+        'error: model.path = "tasks" (command line): no such folder; write the path of a Hugging Face folder',
+        "error: reward.pattern is not set, and reward.type = \"regex\" needs it; write reward.pattern = 'answer: (.*)'",
+        'error: training needs torch, which is not installed; run: pip install "gruppetto[train]"',
+    ]
+
+
+def test_a_run_folder_that_exists_is_refused_but_not_for_a_resume(here, capsys):
+    Path("runs/run").mkdir(parents=True)
+    assert main(["train", "run.toml", "--dry-run"]) == 2
+    assert err(capsys) == [
+        "error: run folder runs/run exists; add --resume to go on with that run, or write run.name = another name"
+    ]
+    assert main(["train", "run.toml", "--dry-run", "--resume"]) == 0
+
+
+def test_a_dry_run_prints_the_resolved_config_and_makes_nothing(here, capsys):
+    before = sorted(p.name for p in here.iterdir())
+    assert main(["train", "run.toml", "--dry-run", "rollout.max_tokens=99"]) == 0
+    resolved = json.loads(capsys.readouterr().out)
+    assert (resolved["rollout"]["group_size"], resolved["rollout"]["max_tokens"]) == (4, 99)
+    assert sorted(p.name for p in here.iterdir()) == before
+
+
+def test_config_says_where_each_value_came_from(here, capsys):
+    assert main(["config", "run.toml", "scheduler.type=partial"]) == 0
+    text = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "group_size = 4 # run.toml:6" in lines
+    assert 'type = "partial" # command line' in lines
+    assert 'max_staleness = "none" # default' in lines
+    Path("again.toml").write_text(text)
+    assert main(["config", "again.toml", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["rollout.group_size"]["value"] == 4
+    assert again["scheduler.max_staleness"]["value"] is None
+
+
+def test_diff_shows_what_differs_with_both_origins(here, capsys):
+    Path("b.toml").write_text('extends = "run.toml"\n[scheduler]\ntype = "partial"\n[rollout]\ngroup_size = 8\n')
+    assert main(["config", "--diff", "run.toml", "b.toml"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "rollout.group_size: 4 (run.toml:6) -> 8 (b.toml:5)",
+        'scheduler.type: "sync" (default) -> "partial" (b.toml:3)',
+        "scheduler.over_provision: not there -> 1.5 (default)",
+        'scheduler.max_staleness: not there -> "none" (default)',
+        'scheduler.over_age: not there -> "mask" (default)',
+        'scheduler.max_parked_steps: not there -> "none" (default)',
+    ]
+
+
+def test_the_reference_has_every_field(capsys):
+    from gruppetto.config.fields import fields
+
+    assert main(["config", "--help-all"]) == 0
+    text = capsys.readouterr().out
+    assert '[scheduler] type = "partial"' in text
+    assert "  group_size = 8\n      a whole number, at least 1\n      Rollouts of one task.\n" in text
+    assert text.count("\n  ") - text.count("\n      ") == len(fields())
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "lines"),
+    [
+        (RunError("engine e0: died"), 1, ["error: engine e0: died"]),
+        (KeyboardInterrupt(), 130, ["error: interrupted"]),
+        (ValueError("bad\nmore"), 1, ["error: ValueError: bad (not foreseen; add --debug to see where)"]),
+    ],
+)
+def test_failures_end_in_one_line_and_their_exit_code(here, capsys, monkeypatch, failure, code, lines):
+    def fail(args):
+        raise failure
+
+    monkeypatch.setattr(config_command, "run", fail)
+    assert main(["config", "run.toml"]) == code
+    assert err(capsys) == lines
+
+
+def test_debug_shows_the_traceback(here, monkeypatch):
+    def fail(args):
+        raise RunError("engine e0: died")
+
+    monkeypatch.setattr(config_command, "run", fail)
+    with pytest.raises(RunError):
+        main(["config", "--debug", "run.toml"])
+    monkeypatch.setenv("GRUPPETTO_DEBUG", "1")
+    with pytest.raises(RunError):
+        main(["config", "run.toml"])
+
+
+def test_settings_may_stand_behind_options(here, capsys):
+    assert main(["config", "run.toml", "--json", "rollout.group_size=16"]) == 0
+    assert json.loads(capsys.readouterr().out)["rollout.group_size"] == {"value": 16, "origin": "command line"}
+
+
+def test_a_closed_pipe_is_not_an_error(here):
+    script = "import sys\nfrom gruppetto.cli.main import run\nsys.argv = ['gruppetto', 'config', '--help-all']\nrun()"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait()
+
+
+def test_threads_are_set_before_torch_and_the_users_choice_stands(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "ACTIVE"})
+    quiet_threads(load([], ["run.threads=3"]).config)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("3", "ACTIVE")
