@@ -39,7 +39,7 @@ def err(capsys) -> list[str]:
 def test_help_imports_the_standard_library_only():
     code = (
         "import sys\nfrom gruppetto.cli.main import build_parser\ntext = build_parser().format_help()\n"
-        "heavy = {'pydantic', 'numpy', 'torch', 'aiohttp', 'msgspec', 'rich', 'transformers', 'asyncio'}\n"
+        "heavy = {'pydantic', 'numpy', 'torch', 'aiohttp', 'msgspec', 'rich', 'transformers'}\n"
         "assert 'train' in text\nprint(sorted(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -109,6 +109,11 @@ def test_a_run_folder_that_exists_is_refused_but_not_for_a_resume(here, capsys):
     assert err(capsys) == [
         "error: run folder runs/run exists; add --resume to go on with that run, or write run.name = another name"
     ]
+    assert main(["train", "run.toml", "--dry-run", "--resume"]) == 2
+    assert err(capsys) == [
+        "error: runs/run is no run folder (it has no config.resolved.json); leave --resume out to begin it"
+    ]
+    Path("runs/run/config.resolved.json").write_text("{}")
     assert main(["train", "run.toml", "--dry-run", "--resume"]) == 0
 
 

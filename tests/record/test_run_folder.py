@@ -116,6 +116,7 @@ def test_rewind_takes_back_all_that_came_after(folder):
     write_step(again, 3)
     again.close()
     assert [row["step"] for row in read(folder.path / "metrics.jsonl")] == [1, 2, 3]
+    assert [row["t"] for row in read(folder.path / "events.jsonl")] == [1.0, 1.1, 2.0, 2.1, 5.1, 5.2]
 
 
 def test_rewind_to_before_the_first_step(folder):

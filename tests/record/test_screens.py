@@ -34,7 +34,7 @@ def test_a_line_is_short_and_from_the_allow_list():
     screen = LineScreen(steps=60, file=out)
     screen.event("start", 1.0, rollout="a")
     screen.step(12, METRICS)
-    screen.step(13, {"reward/mean": float("nan"), "loss/policy": None})
+    screen.step(12, {"version": 13, "reward/mean": float("nan"), "loss/policy": None})
     screen.event("error", 4.56, engine="e0", reason="engine e0: died")
     screen.close()
     assert out.getvalue().splitlines() == [

@@ -45,6 +45,12 @@ def test_the_lowest_free_lane_is_taken_and_what_is_open_ends_with_the_run():
     assert lanes == {"a": (1, "stop"), "b": (2, "stop"), "c": (1, "open"), "d": (3, "open")}
 
 
+def test_a_rollout_that_starts_again_after_a_kill_keeps_no_lane():
+    events = [start(0, "a"), start(1, "b"), start(5, "b"), stop(6, "b")]
+    lanes = [(e["name"], e["tid"], e["args"]["reason"]) for e in entries(events) if e["ph"] == "X"]
+    assert lanes == [("b", 2, "lost"), ("b", 2, "stop"), ("a", 1, "open")]
+
+
 def test_training_and_publishing_have_lanes():
     events = [
         {"t": 1, "kind": "train_begin", "step": 4},

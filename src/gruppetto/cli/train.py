@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
 def check(loaded: Loaded, *, resume: bool) -> None:
     """What can be known to be wrong before anything heavy is loaded. Raises `UserError`."""
     from gruppetto.config.preflight import preflight
-    from gruppetto.record.folder import refuse_existing
+    from gruppetto.record.folder import refuse_existing, require_run
 
     preflight(loaded.config, loaded.origins)
-    if not resume:
-        refuse_existing(Path(loaded.config.run.dir) / loaded.config.run.name)
+    folder = Path(loaded.config.run.dir) / loaded.config.run.name
+    (require_run if resume else refuse_existing)(folder)
 
 
 def _print_resolved(loaded: Loaded) -> None:

@@ -39,8 +39,14 @@ class RunFolder(Recorder):
         self._metrics = LineFile(path / "metrics.jsonl")
         self._rollouts: LineFile | None = None
         self._rollouts_step = -1
-        self._flush_at = _FLUSH_EVERY_S
         self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Times of new events count on from the last one that is kept, so that a resumed run has one time line."""
+        last = self._events.last()
+        self._offset = last["t"] if last else 0.0
+        self._flush_at = 0.0
 
     @classmethod
     def create(
@@ -72,8 +78,7 @@ class RunFolder(Recorder):
         `logs/config.<n>.toml` and `logs/config.resolved.<n>.json`.
         """
         path = Path(path)
-        if not (path / "config.resolved.json").is_file():
-            raise UserError(f"{path} is no run folder (it has no config.resolved.json); leave --resume out to begin it")
+        require_run(path)
         for name in ("rollouts", "checkpoints", "logs"):
             (path / name).mkdir(exist_ok=True)
         if config_text is not None and resolved is not None:
@@ -84,7 +89,7 @@ class RunFolder(Recorder):
     # -- the recorder -------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, t: float, **fields: Any) -> None:
-        self._events.write({"t": round(t, 6), "kind": kind, **fields})
+        self._events.write({"t": round(self._offset + t, 6), "kind": kind, **fields})
         if t >= self._flush_at:
             self._events.flush()
             self._flush_at = t + _FLUSH_EVERY_S
@@ -131,7 +136,7 @@ class RunFolder(Recorder):
             self._rewind_rollouts(offsets["rollouts_step"], offsets["rollouts"])
         except ValueError as error:
             raise RunError(f"run folder {self.path} does not fit its checkpoint: {error}") from None
-        self._flush_at = _FLUSH_EVERY_S
+        self._begin()
 
     def _rewind_rollouts(self, step: int, size: int) -> None:
         if self._rollouts is not None:
@@ -167,6 +172,12 @@ def refuse_existing(path: Path) -> None:
         raise UserError(
             f"run folder {path} exists; add --resume to go on with that run, or write run.name = another name"
         )
+
+
+def require_run(path: Path) -> None:
+    """Raises `UserError` when `path` is not the folder of a run that can be gone on with."""
+    if not (path / "config.resolved.json").is_file():
+        raise UserError(f"{path} is no run folder (it has no config.resolved.json); leave --resume out to begin it")
 
 
 def _replace_config(path: Path, config_text: str, resolved: Mapping[str, Any]) -> None:

@@ -52,6 +52,13 @@ class LineFile:
         """Bytes written so far, buffered ones included."""
         return self._size + len(self._buffer)
 
+    def last(self) -> Any:
+        """The last line, decoded; None when there is none."""
+        self.flush()
+        start = max(0, self._size - _BUFFER)
+        lines = os.pread(self._fd, self._size - start, start).splitlines()
+        return msgspec.json.decode(lines[-1]) if lines else None
+
     def flush(self) -> None:
         """Hands all lines to the operating system, which keeps them if this process dies."""
         while self._buffer:

@@ -65,7 +65,7 @@ class Progress:
                 self.last_error = str(fields.get("reason", ""))
 
     def metrics_of(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes one step's metrics in."""
+        """Takes one step's metrics in. `step` counts the steps that are done."""
         self.step = step
         self.metrics.append(metrics)
 

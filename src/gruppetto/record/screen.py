@@ -65,6 +65,11 @@ def step_values(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, short(value)) for name, key in SHOWN.items() if (value := values.get(key)) is not None]
 
 
+def steps_done(step: int, metrics: Mapping[str, Any]) -> int:
+    """Steps that are done once `step` is: the weights version after it, where that is recorded."""
+    return int(metrics.get("version", step))
+
+
 class LineScreen(Recorder):
     """One `key=value` line a step, and one for each error."""
 
@@ -77,7 +82,11 @@ class LineScreen(Recorder):
             self._print(f"error t={t:.1f} {fields.get('reason', '')}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._print(" ".join([f"step={step}/{self._steps}", *(f"{k}={v}" for k, v in step_values(metrics))]))
+        self._print(
+            " ".join(
+                [f"step={steps_done(step, metrics)}/{self._steps}", *(f"{k}={v}" for k, v in step_values(metrics))]
+            )
+        )
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         return None
@@ -106,7 +115,7 @@ class LiveScreen(Recorder):
         self._draw()
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.progress.metrics_of(step, metrics)
+        self.progress.metrics_of(steps_done(step, metrics), metrics)
         self._draw()
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:

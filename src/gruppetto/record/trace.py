@@ -84,6 +84,8 @@ class Trace:
     def _entry(self, event: _Event) -> Iterator[dict[str, Any]]:
         match event.kind:
             case "start":
+                if event.rollout in self._open:  # its engine was killed, and the run resumed
+                    yield self._slice(event.rollout, event.t, {"reason": "lost"})
                 self._start(event)
             case "stop" if event.rollout in self._open:
                 yield self._slice(event.rollout, event.t, {"tokens": event.tokens, "reason": event.reason})

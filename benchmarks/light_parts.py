@@ -1,0 +1,96 @@
+"""What the parts that must cost nothing cost: `gruppetto --help`, one recorded event, one event in the trace.
+
+    python benchmarks/light_parts.py [--json FILE]
+
+Figures: help.cpu_s (CPU seconds of the whole process, best of 7), event.us (one `RunFolder.event`), trace.us (one event
+turned into trace entries), progress.us (one event on the live screen, drawing aside).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gruppetto.record.folder import RunFolder
+from gruppetto.record.progress import Progress
+from gruppetto.record.trace import write_trace
+
+GROUPS, GROUP_SIZE, STEPS = 1024, 8, 4
+
+
+def events() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of steps with 8,192 rollouts each."""
+    for step in range(STEPS):
+        first = step * GROUPS
+        for group in range(first, first + GROUPS):
+            yield "launch", {"group": group, "version": step}
+            for member in range(GROUP_SIZE):
+                name = {"rollout": f"g{group}.{member}", "group": group}
+                yield "start", {**name, "engine": "e0", "version": step, "tokens": 0}
+                yield "stop", {**name, "engine": "e0", "tokens": 33, "reason": "stop"}
+                yield "finish", {**name, "tokens": 33, "reason": "stop"}
+                yield "score", {**name, "seconds": 0.1, "reward": 1.0}
+            yield "ready", {"group": group}
+        yield "close", {"groups": list(range(first, first + GROUPS)), "version": step}
+        yield "train_end", {"step": step}
+
+
+def help_cpu_s() -> float:
+    """CPU seconds of `gruppetto --help`."""
+    best = float("inf")
+    for _ in range(7):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        code = "from gruppetto.cli.main import run; import sys; sys.argv = ['gruppetto', '--help']; run()"
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return best
+
+
+def record_us(folder: Path) -> dict[str, float]:
+    """Microseconds an event: recorded, traced, shown."""
+    made = list(events())
+    run = RunFolder.create(folder / "run", "", {}, {})
+    progress = Progress(steps=STEPS, group_size=GROUP_SIZE, slots={"e0": 64})
+    start = time.process_time()
+    for number, (kind, fields) in enumerate(made):
+        run.event(kind, number * 1e-4, **fields)
+    recorded = time.process_time()
+    for kind, fields in made:
+        progress.event(kind, fields)
+    shown = time.process_time()
+    run.offsets()
+    write_trace(run.path / "events.jsonl", run.path / "trace.json")
+    traced = time.process_time()
+    scale = 1e6 / len(made)
+    return {
+        "event": (recorded - start) * scale,
+        "progress": (shown - recorded) * scale,
+        "trace": (traced - shown) * scale,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        costs = record_us(Path(folder))
+    figures = {"help": {"cpu_s": help_cpu_s()}, **{name: {"us": cost} for name, cost in costs.items()}}
+    for name, figure in figures.items():
+        for unit, value in figure.items():
+            print(f"{name + '.' + unit:<14} {value:8.3f}")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
