@@ -68,6 +68,11 @@ def test_failed_members_do_not_enter_the_statistics(group, normalize):
     assert found == group_advantages(usable, normalize=normalize)
 
 
+@given(st.floats(-1e6, 1e6), st.integers(2, 16), st.booleans())
+def test_equal_rewards_give_exactly_zero(reward, count, normalize):
+    assert group_advantages([reward] * count, normalize=normalize) == [0.0] * count
+
+
 @pytest.mark.parametrize("rewards", [[1e200, -1e200, 0.0], [5e-324, 0.0], [1e-300, 2e-300]])
 def test_extreme_rewards_stay_finite(rewards):
     assert all(math.isfinite(a) for a in group_advantages(rewards, normalize=True))

@@ -130,6 +130,7 @@ async def test_missing_engine_logprobs_are_counted(trainer_for):
         await trainer.forward_backward([make_sample(1, response=4, logprobs=logprobs)])
         metrics = await trainer.optim_step()
     assert metrics["train/unscored_tokens"] == 2
+    assert {"mismatch_kl/mean", "is_ratio/mean", "loss/policy"} <= set(metrics)
     assert all(math.isfinite(value) for value in metrics.values())
 
 

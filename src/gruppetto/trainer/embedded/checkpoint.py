@@ -41,8 +41,8 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     """Restores weights, optimizer and torch's generator in place; returns the version. Raises `UserError`."""
     _check_complete(folder)
     device = next(model.parameters()).device
-    _copy_weights(read_folder(folder / "hf"), model, folder)
     state = torch.load(folder / "trainer" / "state.pt", map_location=device, weights_only=True)
+    _copy_weights(read_folder(folder / "hf"), model, folder)
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"].cpu())
     return int(state["version"])
@@ -73,4 +73,5 @@ def _copy_weights(source: Any, target: Any, folder: Path) -> None:
     for name, tensor in wanted.items():
         if name not in saved or saved[name].shape != tensor.shape:
             raise UserError(f"checkpoint {folder} is of another model: {name} is missing or has another shape")
+    for name, tensor in wanted.items():
         tensor.copy_(saved[name])
