@@ -51,8 +51,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner, self._index = owner, index
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Decode: [B, heads, 1, size] to each row's position. Prefill: [n, heads, T, size] to columns from start."""
+        """Decode: [B, heads, 1, size]; prefill: [n, heads, T, size]; prefill by token: [T, heads, 1, size]."""
         owner, kv, heads = self._owner, self._owner.kv.layers[self._index], key_states.shape[1]
+        if owner.slot is not None:
+            mine = kv[owner.slot]
+            mine[:heads, owner.start : owner.start + len(key_states)] = key_states[:, :, 0].transpose(0, 1)
+            mine[heads:, owner.start : owner.start + len(key_states)] = value_states[:, :, 0].transpose(0, 1)
+            seen = mine[None, :, : owner.end].expand(len(key_states), -1, -1, -1)
+            return seen[:, :heads], seen[:, heads:]
         if owner.positions is not None:
             kv[owner.rows, :heads, owner.positions] = key_states[:, :, 0]
             kv[owner.rows, heads:, owner.positions] = value_states[:, :, 0]
@@ -84,13 +90,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.kv = kv
         self.rows: Tensor = torch.empty(0)
         self.positions: Tensor | None = None
+        self.slot: int | None = None
         self.start = self.end = 0
         super().__init__(layers=[SlotLayer(self, i) for i in range(len(kv.layers))])
 
     def prefill(self, rows: Tensor, start: int, end: int) -> None:
         """The next call writes columns start..end of `rows` [n]."""
-        self.rows, self.positions, self.start, self.end = rows, None, start, end
+        self.rows, self.positions, self.slot, self.start, self.end = rows, None, None, start, end
+
+    def prefill_by_token(self, slot: int, start: int, span: int) -> None:
+        """The next call's batch rows are consecutive tokens of one slot, from column `start`; all read `span`."""
+        self.positions, self.slot, self.start, self.end = None, slot, start, span
 
     def decode(self, rows: Tensor, positions: Tensor, span: int) -> None:
         """The next call writes one column a row, at `positions` [B], and reads the first `span`."""
-        self.rows, self.positions, self.start, self.end = rows, positions, span - 1, span
+        self.rows, self.positions, self.slot, self.start, self.end = rows, positions, None, span - 1, span

@@ -182,8 +182,11 @@ class Core:
             ids[i, : len(piece)] = piece
             self.prefill_tokens += len(piece)
             row.prefilled += len(piece)
-        slots = torch.tensor([row.slot for row in rows], device=self._device)
-        self.forward.prefill(torch.from_numpy(ids).to(self._device), slots, start)
+        tokens = torch.from_numpy(ids).to(self._device)
+        if self.settings.deterministic:
+            self.forward.prefill_by_token(tokens[0], rows[0].slot, start)
+        else:
+            self.forward.prefill(tokens, torch.tensor([row.slot for row in rows], device=self._device), start)
         for row in rows:
             if row.prefilled >= len(row.prefix):
                 self._prefilling.remove(row)

@@ -26,11 +26,19 @@ class Forward(ABC):
         """Computes the KV of `ids` [n, T] int64 at columns start.. of `rows` [n]. Right padding is harmless."""
 
     @abstractmethod
+    def prefill_by_token(self, ids: Tensor, slot: int, start: int) -> None:
+        """As `prefill` for `ids` [T] of one slot, each token a batch row of its own, as in `decode`.
+
+        Slower, but every kernel sees the shapes of a decode step, so the KV has the bits that decoding these tokens
+        would have given: what makes park and resume exact. `start + T` must be a multiple of 32, as spans are.
+        """
+
+    @abstractmethod
     def decode(self, ids: Tensor, positions: Tensor, span: int) -> Tensor:
         """One token for each of rows 0..B-1: `ids` [B] at `positions` [B], all below `span` -> logits [B, V]."""
 
     def rebind(self) -> None:
-        """Called when the model's parameters have new storage (after `restore_memory`)."""
+        """Called when the model's parameters have new values or new storage."""
         return None
 
 
@@ -67,6 +75,12 @@ class HfForward(Forward):
         mask = chunk_mask(start, length, self._dtype, self._device) if start else None
         positions = torch.arange(start, start + length, device=self._device)[None].expand(len(ids), -1)
         self._call(self._base, ids, mask, positions)
+
+    def prefill_by_token(self, ids: Tensor, slot: int, start: int) -> None:
+        span = start + len(ids)
+        self._cache.prefill_by_token(slot, start, span)
+        positions = torch.arange(start, span, device=self._device)
+        self._call(self._base, ids[:, None], decode_mask(positions, span, self._dtype), positions[:, None])
 
     def decode(self, ids: Tensor, positions: Tensor, span: int) -> Tensor:
         self._cache.decode(self._all_rows[: len(ids)], positions, span)

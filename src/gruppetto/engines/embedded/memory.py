@@ -75,6 +75,7 @@ class Weights:
         self._fail_if(bool(missing), what, f"{len(missing)} tensors never arrived, the first is {missing[:1]}")
         for name, tensor in self._tensors.items():
             tensor.copy_(self._staged.pop(name))
+        self._forward.rebind()
         self._opened, self.valid = None, True
 
     def release(self) -> None:

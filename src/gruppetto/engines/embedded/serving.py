@@ -15,8 +15,8 @@ import torch
 
 from gruppetto.engines.base import GenerateResult, MemoryTag, PauseMode
 from gruppetto.engines.embedded.cache import SlotKV
+from gruppetto.engines.embedded.choose import forward_for
 from gruppetto.engines.embedded.core import Core
-from gruppetto.engines.embedded.forward import HfForward
 from gruppetto.engines.embedded.load import kv_shapes, load_model
 from gruppetto.engines.embedded.memory import Weights
 from gruppetto.engines.embedded.selftest import settle
@@ -112,7 +112,7 @@ def load(settings: Settings, path: Path, *, dtype: str, device: str, lockstep: b
     vocab = int(model.config.vocab_size)
     capacity = aligned(settings.context)
     kv = SlotKV(settings.kv_rows, capacity, kv_shapes(model.config), model.dtype, model.device)
-    forward = HfForward(model, kv)
+    forward = forward_for(model, kv)
     core = Core(settings, forward, kv, vocab=vocab, version=version)
     if lockstep:
         core.admit_before = 0
