@@ -33,10 +33,12 @@ class Table:
 def read_table(path: str) -> Table:
     """Reads a path completely; raises `UserError` when it cannot be read or has no rows."""
     location, part = split_slice(path)
-    items = list(_read_all(location))[part]
+    everything = list(_read_all(location))
+    if not everything:
+        raise UserError(f"{location} is empty; write at least one row (JSONL: one JSON object on each line)")
+    items = everything[part]
     if not items:
-        empty = f"{path} has no rows" if part != slice(None) else f"{path} is empty"
-        raise UserError(f"{empty}; write one JSON object a line, at least one")
+        raise UserError(f"{path} holds none of the file's {len(everything)} rows; write a slice that does")
     records = [item for item in items if isinstance(item, Record)]
     problems = [item for item in items if isinstance(item, Problem)]
     return Table(location.name, records, problems)

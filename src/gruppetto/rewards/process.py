@@ -140,7 +140,7 @@ def _spawn(socket_fd: int, lifeline: int, log: Path | None) -> subprocess.Popen[
 def _environment() -> dict[str, str]:
     """The parent's import path, one thread, and fixed hashes: sets in a verifier must not change a reward."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
 
 def _name(spec: VerifierSpec) -> str:

@@ -7,7 +7,7 @@ a rule cannot use raises `Ungradable`, because a task without a gold answer is n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,11 +35,11 @@ _MAX_EXPONENT = 400
 _PLAIN = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
     rf"""(?<![\w.^])(?P<sign>(?<![\w)\]}}])[-+])?\$?
-    (?: (?P<whole>\d+)\s+(?P<mixed_top>\d+)/(?P<mixed_bottom>\d+)
-      | (?P<top>\d+)\s?/\s?(?P<bottom>\d+)
+    (?: (?P<whole>\d+)[ ](?P<mixed_top>\d+)/(?P<mixed_bottom>\d+)
+      | (?P<top>\d+)[ ]?/[ ]?(?P<bottom>\d+)
       | \\[dt]?frac\{{(?P<latex_top>-?\d+)\}}\{{(?P<latex_bottom>\d+)\}}
       | (?P<plain>{_PLAIN})(?:[eE](?P<exponent>[-+]?\d+))? )
-    \s?\\?(?P<percent>%?)""",
+    [ ]?\\?(?P<percent>%?)""",
     re.VERBOSE | re.ASCII,
 )
 _HARMLESS = re.compile(r"\\(?:[dt]?frac|text|mathrm|textbf|boxed|left|right|circ)\b")
@@ -79,13 +79,19 @@ def golds(answer: Any) -> list[Any]:
 
 def last_number(text: str) -> Number | None:
     """The last number in `text`; None when there is none."""
-    return next(reversed(numbers(text)), None)
+    return next(_values(reversed(list(_NUMBER.finditer(_normal(text))))), None)
 
 
 def numbers(text: str) -> list[Number]:
     """All numbers in `text`, in order."""
-    matches = ((match, _value(match)) for match in _NUMBER.finditer(_normal(text)))
-    return [Number(value, bool(match["percent"])) for match, value in matches if value is not None]
+    return list(_values(_NUMBER.finditer(_normal(text))))
+
+
+def _values(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
+    for match in matches:
+        value = _value(match)
+        if value is not None:
+            yield Number(value, bool(match["percent"]))
 
 
 def extract(pattern: str, text: str) -> str | None:
