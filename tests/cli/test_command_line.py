@@ -196,13 +196,19 @@ def test_settings_may_stand_behind_options(here, capsys):
     assert json.loads(capsys.readouterr().out)["rollout.group_size"] == {"value": 16, "origin": "command line"}
 
 
-def test_a_closed_pipe_is_not_an_error(here):
-    script = "import sys\nfrom gruppetto.cli.main import run\nsys.argv = ['gruppetto', 'config', '--help-all']\nrun()"
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("argv", [["config", "--help-all"], ["config", "--diff", "run.toml", "b.toml"]])
+def test_a_closed_pipe_is_not_an_error(here, argv):
+    """Long output breaks while it is printed, short output when it is flushed."""
+    Path("b.toml").write_text("")
+    script = "import sys\nfrom gruppetto.cli.main import run\nsys.argv[0:1] = ['gruppetto']\nrun()"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    process.wait()
+    assert process.wait() == 1
 
 
 def test_threads_are_set_before_torch_and_the_users_choice_stands(monkeypatch):

@@ -40,9 +40,18 @@ def test_a_span_is_a_slice_with_what_it_made():
 
 
 def test_the_lowest_free_lane_is_taken_and_what_is_open_ends_with_the_run():
-    events = [start(0, "a"), start(0, "b"), stop(1, "a"), start(2, "c"), start(2, "d"), stop(3, "b")]
+    events = [
+        start(0, "a"),
+        start(0, "b"),
+        stop(1, "a"),
+        start(2, "c"),
+        start(2, "d"),
+        stop(3, "b"),
+        stop(3, "c"),
+        start(4, "e"),
+    ]
     lanes = {e["name"]: (e["tid"], e["args"]["reason"]) for e in entries(events) if e["ph"] == "X"}
-    assert lanes == {"a": (1, "stop"), "b": (2, "stop"), "c": (1, "open"), "d": (3, "open")}
+    assert lanes == {"a": (1, "stop"), "b": (2, "stop"), "c": (1, "stop"), "d": (3, "open"), "e": (1, "open")}
 
 
 def test_a_rollout_that_starts_again_after_a_kill_keeps_no_lane():

@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     debug = args.debug or os.environ.get("GRUPPETTO_DEBUG", "") not in ("", "0")
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()  # here, where a closed pipe can still be told from a failure
+        return code
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
