@@ -11,6 +11,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from trainer.sample_maker import VOCABULARY  # noqa: E402
 
+from gruppetto.errors import UserError  # noqa: E402
 from gruppetto.trainer.embedded.logprobs import token_logprobs  # noqa: E402
 from gruppetto.trainer.embedded.model import load_model, read_folder, row_logprobs  # noqa: E402
 from gruppetto.trainer.embedded.packing import cut, pack, rows, segment_attention  # noqa: E402
@@ -39,6 +40,58 @@ def test_packed_logprobs_equal_one_sequence_at_a_time(model_folder, dtype, toler
         expected_entropy.append(-(logprobs.exp() * logprobs).sum(-1))
     assert (found - torch.cat(expected)).abs().max() < tolerance
     assert (entropy - torch.cat(expected_entropy)).abs().max() < tolerance * 10
+
+
+def save_tiny(family, folder, **settings):
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.3,
+        pad_token_id=0,
+        **settings,
+    )
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Llama", {"tie_word_embeddings": False, "attention_bias": True}),
+        ("Qwen2", {"tie_word_embeddings": True}),
+        ("Mistral", {"sliding_window": 6}),
+        ("Phi", {}),
+    ],
+)
+def test_other_architectures(family, settings, tmp_path):
+    save_tiny(family, tmp_path, **settings)
+    own, packed = read_folder(tmp_path).eval(), load_model(tmp_path, CPU)
+    pieces = pieces_of(20, 9)
+    found, _ = row_logprobs(packed, pack(pieces, CPU), temperature=1.0, chunk=8)
+    expected = []
+    for piece in pieces:
+        logprobs = own(input_ids=torch.from_numpy(piece.ids)[None], use_cache=False).logits[0].log_softmax(-1)
+        expected.append(logprobs[piece.trained - 1, piece.targets])
+    assert (found - torch.cat(expected)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("Gemma2", {}, "softcap"),
+        ("Granite", {"logits_scaling": 4.0}, "differ from its own"),
+    ],
+)
+def test_architectures_that_would_be_trained_wrongly_are_refused(family, settings, message, tmp_path):
+    save_tiny(family, tmp_path, **settings)
+    with pytest.raises(UserError, match=message):
+        load_model(tmp_path, CPU)
 
 
 @pytest.mark.parametrize("window", [None, 4, 100])

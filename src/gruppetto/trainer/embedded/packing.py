@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from gruppetto.errors import UserError
+
 ATTENTION = "gruppetto_segments"
 """Name under which `segment_attention` is registered with transformers."""
+
+_NOT_BUILT = ("softcap", "s_aux", "position_bias")
+"""Arguments of the attention interface that change the scores: soft-caps, sinks, learned position biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,16 @@ def segment_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each segment of a packed row; the signature is transformers' attention interface.
 
     query [1, heads, S, d], key and value [1, kv_heads, S, d]; returns [1, S, heads, d] and no weights.
-    `segment_lengths` travels from the forward call through the model's keyword arguments.
+    `segment_lengths` travels from the forward call through the model's keyword arguments. Raises `UserError` for an
+    architecture that changes the scores in a way that is not built here.
     """
+    if unknown := [name for name in _NOT_BUILT if others.get(name) is not None]:
+        raise UserError(f"model: its attention uses {unknown[0]}, which packed training lacks; use Qwen3, Llama ...")
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
