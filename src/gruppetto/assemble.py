@@ -259,7 +259,7 @@ def _evaluator(
 def _folder(loaded: Loaded, resume: bool) -> RunFolder:
     path = Path(loaded.config.run.dir) / loaded.config.run.name
     if resume:
-        return RunFolder.open(path)
+        return RunFolder.open(path, loaded.source_text, loaded.resolved())
     return RunFolder.create(path, loaded.source_text, loaded.resolved(), environment())
 
 

@@ -100,10 +100,10 @@ class Controller:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     async def _step(self, groups: Sequence[GroupEntry]) -> None:
-        loop, step = self.stages.loop, self.version
+        loop, step = self.stages.loop, self.version + 1
         got_batch = now()
         work, decisions = loop.meter.read(), loop.decisions
-        batch = build_batch(groups, step, loop.policy.freshness, self.stages.advantages)
+        batch = build_batch(groups, self.version, loop.policy.freshness, self.stages.advantages)
         self._event("train_begin", step=step)
         try:
             await self._unless_stopped(self.stages.trainer.forward_backward(batch.samples))

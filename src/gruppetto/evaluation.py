@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gruppetto.clock import now
 from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, Sampling
-from gruppetto.errors import RunError
+from gruppetto.errors import RunError, StallError
 from gruppetto.rewards.base import Reward
 from gruppetto.rng import seed_for
 from gruppetto.types import FinishReason, Rollout, Score, Task
+
+STALL_S = 60.0
+"""Longest time that handing requests to an engine or results back may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +77,14 @@ class Evaluator:
         return Rollout(id=f"eval{index}", group_id=-1, member=0, task=task, segments=result.segments, finish=finish)
 
     async def _drive(self, calls: Sequence[asyncio.Future[Rollout]]) -> None:
-        """Lockstep engines decode only when told to."""
+        """Lockstep engines decode only when told to, and only once they hold every open call."""
+        idle_since = now()
         while open_calls := sum(not call.done() for call in calls):
             if sum(engine.stats().outstanding for engine in self._engines) == open_calls:
                 await asyncio.gather(*(engine.advance() for engine in self._engines))
+                idle_since = now()
+            elif now() - idle_since > STALL_S:
+                raise StallError(f"evaluation: {open_calls} calls are open and the engines hold another number")
             await asyncio.sleep(0)
 
 

@@ -189,20 +189,16 @@ class RolloutLoop:
 
     async def _absorb(self) -> None:
         """Waits for at least one event and books all that are there; in lockstep, all that this decode step caused."""
-        if self.settings.lockstep:
-            events = await self.calls.settle()
-        else:
-            events = await self._wait()
-        for event in events:
+        for event in await self._next_events():
             if isinstance(event, Stopped):
                 self._stopped(event)
             else:
                 self._scored(event)
 
-    async def _wait(self) -> list[Stopped | Scored]:
+    async def _next_events(self) -> list[Stopped | Scored]:
         try:
             async with asyncio.timeout(self.settings.stall_s):
-                return await self.calls.events()
+                return await (self.calls.settle() if self.settings.lockstep else self.calls.events())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
 

@@ -26,7 +26,10 @@ class Trainer(ABC):
 
     @abstractmethod
     async def forward_backward(self, samples: Sequence[Sample]) -> None:
-        """Adds the samples' unnormalised gradients to those of earlier calls since the last `optim_step`."""
+        """Adds the samples' unnormalised gradients to those of earlier calls since the last `optim_step`.
+
+        Cancelling the call stops it between two micro-batches and drops all gradients accumulated so far.
+        """
 
     @abstractmethod
     async def optim_step(self) -> Mapping[str, float]:

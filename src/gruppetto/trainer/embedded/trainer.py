@@ -77,6 +77,7 @@ class EmbeddedTrainer(Trainer):
         self._temperature = temperature or 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._closed = threading.Event()
+        self._cancelled = threading.Event()
         self._totals = Totals()
         self._model: Any = None
         self._reference: Any = None
@@ -88,7 +89,12 @@ class EmbeddedTrainer(Trainer):
 
     async def forward_backward(self, samples: Sequence[Sample]) -> None:
         """Adds the samples' unnormalised gradients. Raises `RunError` when not started, closed, or on a bad sample."""
-        await self._run(self._forward_backward, samples)
+        self._cancelled.clear()
+        try:
+            await self._run(self._forward_backward, samples)
+        except asyncio.CancelledError:
+            self._cancelled.set()
+            raise
 
     async def optim_step(self) -> Mapping[str, float]:
         """Normalises, clips, applies; `version` + 1. Besides the contract's metrics: logprob_diff/max, is_ratio/mean,
@@ -152,8 +158,9 @@ class EmbeddedTrainer(Trainer):
         still = [piece for piece in pieces if not self._has_gradient(samples[piece.owner])]
         for chosen, with_gradient in ((moving, True), (still, False)):
             for row in rows(chosen, self._train.micro_tokens):
-                if self._closed.is_set():
-                    raise RunError("trainer: closed during forward_backward")
+                if self._closed.is_set() or self._cancelled.is_set():
+                    self._drop_gradients()
+                    raise RunError("trainer: forward_backward was cancelled or the trainer closed")
                 with torch.set_grad_enabled(with_gradient):
                     self._micro_batch(row, samples)
         self._totals.samples += len(samples)
