@@ -77,7 +77,6 @@ class EmbeddedEngine(Engine):
         self._calls: dict[str, asyncio.Future[GenerateResult]] = {}
         self._advances: list[asyncio.Future[None]] = []
         self._vocab = 0
-        self._last: EngineStats | None = None
 
     async def start(self) -> None:
         """Loads the model on the engine's thread; in deterministic mode runs the self-test."""
@@ -152,22 +151,19 @@ class EmbeddedEngine(Engine):
     def stats(self) -> EngineStats:
         """Counters read from the running thread: each is exact, together they may be one step apart."""
         serving = self._started().serving
-        if serving is not None:
-            self._last = _snapshot(serving, live=len(self._calls))
-        if self._last is None:
-            raise EngineError(self.name, "has no statistics: it ended before it served")
-        return self._last
+        if serving is None:
+            raise EngineError(self.name, "is still loading; await start() first")
+        return _snapshot(serving, live=len(self._calls))
 
     async def close(self) -> None:
         """Ends every call with an abort result and the thread with it."""
         if self._thread is not None:
-            with contextlib.suppress(GruppettoError):
-                self.stats()
             await self._thread.close()
 
     def _started(self) -> EngineThread:
         if self._thread is None:
             raise EngineError(self.name, "is not started; await start() first")
+        self._thread.check()
         return self._thread
 
     def _on_results(self, results: list[GenerateResult], advanced: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -185,14 +186,13 @@ def _joined(parts: list[Any]) -> Tensor:
         for p in parts:
             p.data = whole[at : at + len(p)]
             at += len(p)
-    first = parts[0].data
+    first: Tensor = parts[0].data
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def _adjacent(parts: list[Any]) -> bool:
-    pairs = zip(parts, parts[1:], strict=False)
     return all(
         b.untyped_storage().data_ptr() == a.untyped_storage().data_ptr()
         and b.data_ptr() == a.data_ptr() + a.numel() * a.element_size()
-        for a, b in pairs
+        for a, b in pairwise(parts)
     )

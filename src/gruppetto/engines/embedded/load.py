@@ -6,12 +6,15 @@ model's own, is refused with `UserError` before any weight is read.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.utils import logging
 
 from gruppetto.errors import UserError
 
@@ -37,13 +40,26 @@ def load_model(path: Path, *, dtype: str, device: str, context: int) -> Any:
     place = device_for(device)
     config = AutoConfig.from_pretrained(path)
     refuse(config, context)
-    model = AutoModelForCausalLM.from_pretrained(
-        path, config=config, dtype=_DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
-    )
+    with _no_progress_bar():
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=_DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
+        )
     if getattr(model, "_is_stateful", False):
         raise UserError(_message(config, "keeps a recurrent state instead of a KV cache"))
     model.requires_grad_(False)
     return model.to(place).eval()
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """The screen belongs to the run."""
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 def refuse(config: Any, context: int) -> None:

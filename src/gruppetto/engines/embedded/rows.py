@@ -67,7 +67,7 @@ class Row:
     def result(self, finish: EngineFinish, stop: int | str | None = None) -> GenerateResult:
         """What was made so far, one MODEL segment for each weights version."""
         made = self.tokens[len(self.request.token_ids) :]
-        ends = [start for _, start in self.marks[1:]] + [len(made)]
+        ends = [start for _, start in self.marks][1:] + [len(made)] * bool(self.marks)
         segments = tuple(
             Segment(TokenKind.MODEL, version, array("i", made[a:b]), array("f", self.logprobs[a:b]))
             for (version, a), b in zip(self.marks, ends, strict=True)

@@ -102,13 +102,13 @@ def _blocks(mass: Tensor) -> Tensor:
 
 def _inverse_cdf(mass: Tensor, total: Tensor, sums: Tensor, u: Tensor) -> Tensor:
     target = _below(u[:, None] * total, total)
-    found = torch.searchsorted(sums, target, right=True)
+    found = torch.searchsorted(sums, target, right=True).clamp_max(sums.shape[1] - 1)  # only NaN gets beyond
     if mass.shape[1] < _TWO_LEVEL_FROM:
         return found[:, 0]
     before = sums.gather(1, (found - 1).clamp_min(0)) * (found > 0)
     inner = _blocks(mass).gather(1, found[:, :, None].expand(-1, 1, _BLOCK))[:, 0].cumsum(-1)
     within = torch.searchsorted(inner, _below((target - before).clamp_min(0), inner[:, -1:]), right=True)
-    return (found * _BLOCK + within)[:, 0]
+    return (found * _BLOCK + within)[:, 0].clamp_max(mass.shape[1] - 1)
 
 
 def _below(target: Tensor, bound: Tensor) -> Tensor:

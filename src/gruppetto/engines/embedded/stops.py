@@ -30,9 +30,9 @@ class StopMatcher:
         self._read = min(clean, _PENDING)
 
     def _clean_boundary(self, made: Sequence[int]) -> int:
-        for pending in range(min(_PENDING, len(made))):
+        for pending in range(min(_PENDING, len(made) + 1)):
             cut = len(made) - pending
-            if not self._decode(made[max(0, cut - 2 * _PENDING) : cut]).endswith(_BROKEN):
+            if not cut or not self._decode(made[max(0, cut - 2 * _PENDING) : cut]).endswith(_BROKEN):
                 return cut
         return len(made)
 

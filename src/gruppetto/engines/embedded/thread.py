@@ -41,19 +41,22 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
+    def check(self) -> None:
+        """Raises what the thread ended with, if it has."""
+        if self._ended is not None:
+            raise self._ended
+
     def post(self, call: Callable[[Serving], None]) -> None:
         """Runs `call` between steps. Raises `EngineError` when the thread has ended."""
         with self._lock:
-            if self._ended is not None:
-                raise self._ended
+            self.check()
             self._commands.put((call, None))
 
     async def ask(self, call: Callable[[Serving], T]) -> T:
         """Runs `call` between steps and returns what it returns, or raises what it raises."""
         answer: asyncio.Future[T] = self._loop.create_future()
         with self._lock:
-            if self._ended is not None:
-                raise self._ended
+            self.check()
             self._commands.put((call, answer))
         return await answer
 

@@ -1,0 +1,71 @@
+"""The checksum, and buckets on their way to several engines."""
+
+import pytest
+import torch
+from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.checksum import checksum
+from gruppetto.weights.inprocess import InProcessChannel
+
+
+class Taker:
+    """Keeps what arrives; refuses one bucket where told."""
+
+    def __init__(self, name: str, bad: int | None = None) -> None:
+        self.name, self.bad, self.log, self.buckets = name, bad, [], []
+
+    async def begin_update(self, version: int) -> None:
+        self.log.append(("begin", version))
+
+    async def load_bucket(self, bucket) -> None:
+        if bucket.index == self.bad:
+            raise EngineError(self.name, "cannot take it")
+        assert checksum(bucket.tensors) == bucket.checksum
+        self.buckets.append([name for name, _ in bucket.tensors])
+
+    async def commit_update(self, version: int, num_buckets: int) -> None:
+        self.log.append(("commit", version, num_buckets))
+
+
+def tensors(*sizes: int):
+    return [(f"t{i}", torch.full((n,), float(i))) for i, n in enumerate(sizes)]
+
+
+async def test_every_engine_gets_every_bucket_then_commits():
+    engines = [Taker("a"), Taker("b")]
+    receipts = await InProcessChannel(40).publish(5, iter(tensors(4, 5, 2, 30, 1)), engines)
+    for engine in engines:
+        assert engine.buckets == [["t0", "t1"], ["t2"], ["t3"], ["t4"]]
+        assert engine.log == [("begin", 5), ("commit", 5, 4)]
+    assert [(r.engine, r.version, r.num_bytes) for r in receipts] == [("a", 5, 168), ("b", 5, 168)]
+
+
+async def test_no_engine_commits_when_one_cannot_take_a_bucket():
+    engines = [Taker("a"), Taker("b", bad=1)]
+    with pytest.raises(EngineError, match="engine b"):
+        await InProcessChannel(16).publish(5, tensors(4, 4, 4), engines)
+    assert [e.log for e in engines] == [[("begin", 5)]] * 2
+
+
+def test_a_bucket_has_a_size():
+    with pytest.raises(UserError, match="0 bytes"):
+        InProcessChannel(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_the_checksum_sees_values_names_and_shapes_not_layout(dtype):
+    x = (torch.arange(24).reshape(4, 6) % 2 + torch.arange(24).reshape(4, 6) // 12).to(dtype)
+    y = torch.ones(3, dtype=dtype)
+    base = checksum([("x", x), ("y", y)])
+    assert base == checksum([("y", y), ("x", x.t().contiguous().t())])
+    changed = x.clone()
+    changed[3, 5] = 0
+    assert base != checksum([("x", changed), ("y", y)])
+    assert base != checksum([("x", x)])
+    assert base != checksum([("y", x), ("x", y)])
+    assert base != checksum([("x", x.reshape(6, 4)), ("y", y)])
+
+
+def test_scalars_and_empty_tensors_have_a_checksum():
+    assert checksum([("s", torch.tensor(1.5))]) != checksum([("s", torch.tensor(2.5))])
+    assert checksum([("e", torch.empty(0))]) == checksum([("e", torch.empty(0))])
+    assert checksum([]) == 0
