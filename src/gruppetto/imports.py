@@ -1,6 +1,7 @@
 """Loads a user's function from `module:function` or `file.py:function`.
 
-Promise: whatever is wrong with the spec, the file or the function's module ends in one `UserError` line that names it.
+Promises: whatever is wrong with the spec, the file or the function's module ends in one `UserError` line that names it;
+modules of the current folder, and a file's neighbours, can be imported but never hide an installed module.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def one_line(error: BaseException, limit: int = 200) -> str:
 
 def _load_module(place: str, spec: str, setting: str) -> ModuleType:
     try:
-        return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        if place.endswith(".py"):
+            return _load_file(Path(place))
+        _make_importable(Path.cwd())
+        return importlib.import_module(place)
     except (Exception, SystemExit) as error:
         raise UserError(f"{setting} = {spec!r} cannot be imported: {one_line(error)}") from error
 
@@ -56,9 +60,12 @@ def _load_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up by name
-    sys.path.insert(0, str(path.parent.resolve()))  # a script's neighbours are importable, as when it is run
-    try:
-        module_spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
+    _make_importable(path.parent.resolve())
+    module_spec.loader.exec_module(module)
     return module
+
+
+def _make_importable(folder: Path) -> None:
+    """Puts a folder at the end of the import path, where its files cannot hide anybody else's modules."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -14,6 +14,8 @@ def score(response, answer):
     return globals()["on_" + response](answer)
 
 def on_right(answer): return answer == "4"
+def on_echo(answer): return answer
+def on_slow_echo(answer): time.sleep(0.01); return answer
 def on_half(answer): return 0.5
 def on_hang(answer): time.sleep(1000)
 def on_regex(answer): re.match(r"(a+)+$", "a" * 60 + "b")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -119,6 +120,23 @@ async def test_a_cancelled_call_does_not_answer_the_next(script):
         assert [(await ask(verifiers, "half")).reward for _ in range(3)] == [0.5] * 3
 
 
+async def test_every_call_gets_its_own_answer_whatever_happens_to_others(script):
+    draw = random.Random(0)
+    kinds = ["echo"] * 12 + ["slow_echo"] * 6 + ["exit", "hang", "raise"]
+    async with pool(f"{script}:score", processes=3, timeout_s=0.2) as verifiers:
+        asked = [(draw.choice(kinds), number) for number in range(120)]
+        calls = [asyncio.create_task(ask(verifiers, kind, number)) for kind, number in asked]
+        for call in draw.sample(calls, 20):
+            await asyncio.sleep(0.005)
+            call.cancel()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert len(verifiers._processes) == 3
+    for (kind, number), outcome in zip(asked, outcomes, strict=True):
+        if isinstance(outcome, asyncio.CancelledError):
+            continue
+        assert outcome.reward == (number if kind.endswith("echo") else None), (kind, outcome)
+
+
 async def test_rewards_do_not_depend_on_hash_seeds(script):
     values = set()
     for _ in range(2):
@@ -218,6 +236,14 @@ async def test_a_script_that_cannot_be_imported_is_one_line(tmp_path, source):
 async def test_a_function_gets_what_it_names(script, name, value):
     async with pool(f"{script}:{name}") as verifiers:
         assert (await verifiers.verify("p", "r", "a", {"x": 7})).reward == value
+
+
+async def test_modules_of_the_current_folder_are_found_and_hide_nothing(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise RuntimeError('not the standard library')\n")
+    (tmp_path / "my_judge.py").write_text("import json\ndef judge(response): return len(json.loads(response))\n")
+    monkeypatch.chdir(tmp_path)
+    async with pool("my_judge:judge") as verifiers:
+        assert (await ask(verifiers, "[1, 2]")).reward == 2.0
 
 
 async def test_what_cannot_be_sent_is_said(script):

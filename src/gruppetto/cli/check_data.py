@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import json
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gruppetto.cli.settings import add_settings, load_settings
+from gruppetto.cli.settings import add_settings, load_settings, quiet_threads
 from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ def _tokenizer(config: Config) -> tuple[Tokenizer | None, tuple[str, ...]]:
         return None, ("no model is named, so lengths are characters; add --model FOLDER for tokens",)
     if importlib.util.find_spec("transformers") is None:
         return None, ("transformers is not installed (extra `train`), so lengths are characters",)
+    quiet_threads(config)
     from gruppetto.data.tokenizer import HFTokenizer
 
     return HFTokenizer(config.model.path), ()
@@ -109,6 +109,8 @@ def _held_out(config: Config) -> list[bool]:
 def _check(
     config: Config, tokenizer: Tokenizer | None, limit: int | None, graded: bool, held_out: bool, notes: tuple[str, ...]
 ) -> Part:
+    import asyncio
+
     from gruppetto.data.inspect import inspect_rows
     from gruppetto.data.load import load_rows
     from gruppetto.rewards.gold import check_golds

@@ -124,7 +124,7 @@ def _spawn(socket_fd: int, lifeline: int, log: Path | None) -> subprocess.Popen[
     output = log.open("ab") if log else None
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "gruppetto.rewards.child", str(socket_fd), str(lifeline), str(os.getpid())],
+            [sys.executable, "-P", "-m", "gruppetto.rewards.child", str(socket_fd), str(lifeline), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output or subprocess.DEVNULL,
             stderr=output or subprocess.DEVNULL,
