@@ -3,12 +3,13 @@
 import pytest
 import torch
 from engines.kit import bits, ids_of, logprobs_of, make_serving, request, run
-from gruppetto.engines.base import EngineFinish
-from gruppetto.engines.embedded import choose
-from gruppetto.errors import EngineError, UserError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
+
+from gruppetto.engines.base import EngineFinish
+from gruppetto.engines.embedded import choose
+from gruppetto.errors import EngineError, UserError
 
 SLOTS = (3, 16, 24)
 

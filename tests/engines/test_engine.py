@@ -5,13 +5,14 @@ import asyncio
 import pytest
 import torch
 from engines.kit import bits, ids_of, logprobs_of, make_engine, request
+from transformers import AutoModelForCausalLM
+
 from gruppetto.engines.base import EngineFinish
 from gruppetto.engines.embedded.engine import EmbeddedEngine
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import Bucket
 from gruppetto.weights.checksum import checksum
 from gruppetto.weights.inprocess import InProcessChannel
-from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ async def publish(engine, model, version=1, bucket_bytes=300_000, mode="keep"):
 
 async def until(condition):
     async with asyncio.timeout(30):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -186,12 +187,15 @@ async def test_after_a_swap_an_engine_equals_a_fresh_one_bit_for_bit(open_engine
 
 
 async def refused_update(engine, buckets, message, count=None):
-    await engine.pause("keep")
-    await engine.begin_update(1)
-    with pytest.raises(EngineError, match=message):
+    async def update():
         for bucket in buckets:
             await engine.load_bucket(bucket)
         await engine.commit_update(1, len(buckets) if count is None else count)
+
+    await engine.pause("keep")
+    await engine.begin_update(1)
+    with pytest.raises(EngineError, match=message):
+        await update()
     await engine.resume()
 
 

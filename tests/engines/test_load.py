@@ -2,9 +2,10 @@
 
 import pytest
 from engines.kit import make_engine, make_serving, request
+from transformers import AutoConfig
+
 from gruppetto.engines.embedded.load import refuse
 from gruppetto.errors import EngineError, UserError
-from transformers import AutoConfig
 
 
 @pytest.mark.parametrize(

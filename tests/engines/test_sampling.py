@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from gruppetto.engines.base import Sampling
 from gruppetto.engines.embedded.sampling import plan_for, sample, uniforms
 

@@ -1,6 +1,7 @@
 """Stop strings across token boundaries, inside earlier tokens, and over split code points."""
 
 import pytest
+
 from gruppetto.engines.embedded.stops import StopMatcher
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.checksum import checksum
 from gruppetto.weights.inprocess import InProcessChannel
