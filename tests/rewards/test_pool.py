@@ -65,10 +65,11 @@ async def until_gone(pid):
     ],
 )
 async def test_each_outcome_and_the_pool_goes_on(script, rollout, decode, response, reward, error):
-    async with pool(f"{script}:score", decode, timeout_s=0.3) as verifiers:
+    timeout_s = 0.3 if error and error.startswith("timeout") else 30.0
+    async with pool(f"{script}:score", decode, timeout_s=timeout_s) as verifiers:
         score = await verifiers.score(rollout(response))
         assert (score.reward, score.error) == (reward, error)
-        assert (await verifiers.score(rollout("right"))).reward == 1.0
+        assert (await verifiers.score(rollout("pid"))).reward > 1
 
 
 async def test_one_hung_call_delays_no_other_and_the_loop_runs_on(script):
@@ -82,7 +83,7 @@ async def test_one_hung_call_delays_no_other_and_the_loop_runs_on(script):
 
 
 async def test_waiting_for_a_process_does_not_count_as_its_time(script):
-    async with pool(f"{script}:score", timeout_s=0.4) as verifiers:
+    async with pool(f"{script}:score", timeout_s=0.8) as verifiers:
         scores = await asyncio.gather(*(ask(verifiers, name) for name in ("hang", "right", "hang", "right")))
         assert [score.reward for score in scores] == [None, 1.0, None, 1.0]
 
@@ -123,7 +124,7 @@ async def test_a_cancelled_call_does_not_answer_the_next(script):
 async def test_every_call_gets_its_own_answer_whatever_happens_to_others(script):
     draw = random.Random(0)
     kinds = ["echo"] * 12 + ["slow_echo"] * 6 + ["exit", "hang", "raise"]
-    async with pool(f"{script}:score", processes=3, timeout_s=0.2) as verifiers:
+    async with pool(f"{script}:score", processes=3, timeout_s=0.6) as verifiers:
         asked = [(draw.choice(kinds), number) for number in range(120)]
         calls = [asyncio.create_task(ask(verifiers, kind, number)) for kind, number in asked]
         for call in draw.sample(calls, 20):
