@@ -88,9 +88,15 @@ def test_reasoning_gym_is_seeded_and_keeps_what_its_scorer_needs(tokenizer):
     assert task.extra["dataset_args"] == {"max_terms": 3}
 
 
-@pytest.mark.parametrize(("path", "args"), [("no_such_set", {}), ("chain_sum", {"nope": 1})])
-def test_reasoning_gym_mistakes_are_one_line(tokenizer, path, args):
+@pytest.mark.parametrize(
+    ("path", "args", "text"),
+    [
+        ("chain_sume", {}, "write data.path = 'chain_sum'"),
+        ("chain_sum", {"nope": 1}, "cannot be made: TypeError.*nope"),
+    ],
+)
+def test_reasoning_gym_mistakes_are_one_line(tokenizer, path, args, text):
     pytest.importorskip("reasoning_gym")
     section = DataSection(type="reasoning_gym", path=path, args=args)
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match=text):
         build_source(section, RolloutSection(), 1000, tokenizer, 0)

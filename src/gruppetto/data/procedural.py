@@ -7,6 +7,7 @@ entry i from seed + i and near seeds would share entries.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -27,13 +28,17 @@ def gym_rows(name: str, seed: int, size: int, args: Mapping[str, Any]) -> list[R
     """`size` entries of a reasoning-gym data set; `extra` keeps what its scorer needs."""
     try:
         import reasoning_gym
+        from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise UserError(
             "data.type = 'reasoning_gym' needs reasoning-gym; write pip install 'gruppetto[gym]'"
         ) from error
+    if name not in DATASETS:
+        near = get_close_matches(name, DATASETS, n=1) or ["chain_sum"]
+        raise UserError(f"data.path = {name!r} is no reasoning_gym data set; write data.path = {near[0]!r}")
     try:
         entries = list(reasoning_gym.create_dataset(name, seed=seed, size=size, **args))
-    except Exception as error:  # unknown name, unknown or impossible argument: the library raises what it likes
+    except Exception as error:  # an unknown or impossible argument: the library raises what it likes
         raise UserError(
             f"reasoning_gym data set {name!r} with {dict(args)} cannot be made: {one_line(error)}"
         ) from error
