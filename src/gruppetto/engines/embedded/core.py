@@ -93,6 +93,10 @@ class Core:
         if self._prompts.get(row.prefix) is row:
             del self._prompts[row.prefix]
 
+    def row(self, rid: str) -> Row:
+        """A live request's row; `KeyError` when it is not live."""
+        return self._by_rid[rid]
+
     @property
     def running(self) -> int:
         """Requests in slots."""

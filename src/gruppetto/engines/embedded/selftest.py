@@ -1,7 +1,7 @@
 """The start-up self-test of deterministic mode: are a row's bits independent of its batch-mates on this machine?
 
 Batch invariance is a property of the BLAS and the CPU, not a law. One prompt is decoded alone, among rows of other
-lengths, and parked and resumed; tokens and logprobs must be the same bits. Where they are not, every decode step is
+lengths, and parked and resumed; tokens, logprobs and KV must be the same bits. Where they are not, every decode step is
 computed with all rows (a fixed shape), and where that does not help either, `settle` says so and returns False.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gruppetto.engines.base import GenerateRequest, GenerateResult, Sampling
+import torch
+from torch import Tensor
+
+from gruppetto.engines.base import GenerateRequest, Sampling
 from gruppetto.engines.embedded.core import Core
 
 log = logging.getLogger(__name__)
 
-_PROMPT, _TOKENS, _PARK = 20, 18, 7
+_PROMPT, _TOKENS = 20, 30
 
 
 def settle(core: Core, vocab: int) -> bool:
@@ -35,31 +39,45 @@ def settle(core: Core, vocab: int) -> bool:
 
 
 def _invariant(core: Core, vocab: int) -> bool:
-    alone = _bits(_run(core, [_request("probe", vocab, 0)])["probe"])
-    mates = [_request(f"mate{i}", vocab, i + 1) for i in range(min(core.settings.slots - 1, 24))]
-    crowded = _bits(_run(core, [*mates, _request("probe", vocab, 0)])["probe"])
-    first = _run(core, [_request("probe", vocab, 0, tokens=_PARK)])["probe"]
-    resumed = _run(core, [_request("probe", vocab, 0, made=_bits(first)[0]), *mates])["probe"]
-    (ids, logprobs), (more_ids, more_logprobs) = _bits(first), _bits(resumed)
-    return alone == crowded == (ids + more_ids, logprobs + more_logprobs)
+    size = min(_PROMPT, core.settings.context // 2)
+    total = min(_TOKENS, core.settings.context - size)
+    probe = _request("probe", vocab, 0, size)
+    mates = [_request(f"mate{i}", vocab, i + 1, size) for i in range(min(core.settings.slots - 1, 24))]
+    alone, crowded = _run(core, [probe], total), _run(core, [*mates, probe], total)
+    parked = _run(core, [probe], total // 3)
+    rest = _run(core, [_request("probe", vocab, 0, size, made=parked.ids), *mates], total - total // 3)
+    resumed = _Trace(parked.ids + rest.ids, parked.logprobs + rest.logprobs, rest.kv)
+    return alone.equals(crowded) and alone.equals(resumed)
 
 
-def _request(rid: str, vocab: int, number: int, *, tokens: int = _TOKENS, made: Sequence[int] = ()) -> GenerateRequest:
-    prompt = [(7 + 31 * number + 13 * i) % vocab for i in range(_PROMPT - number % 9)]
-    length = tokens - len(made) if number == 0 else 3 + number % 17
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """What the probe made, and its KV: a difference shows in the KV long before it shows in a logprob."""
+
+    ids: list[int]
+    logprobs: list[float]
+    kv: list[Tensor]
+
+    def equals(self, other: _Trace) -> bool:
+        same_kv = all(torch.equal(a, b) for a, b in zip(self.kv, other.kv, strict=True))
+        return same_kv and (self.ids, self.logprobs) == (other.ids, other.logprobs)
+
+
+def _request(rid: str, vocab: int, number: int, size: int, *, made: Sequence[int] = ()) -> GenerateRequest:
+    """The probe is number 0; its mates have other prompts, lengths and seeds."""
+    prompt = [(7 + 31 * number + 13 * i) % vocab for i in range(max(1, size - number % 9))]
+    length = 3 + number % 17 if number else _TOKENS + 1
     sampling = Sampling(max_tokens=length, seed=number)
     return GenerateRequest(rid=rid, token_ids=[*prompt, *made], sampling=sampling, made=len(made))
 
 
-def _run(core: Core, requests: Sequence[GenerateRequest]) -> dict[str, GenerateResult]:
+def _run(core: Core, requests: Sequence[GenerateRequest], tokens: int) -> _Trace:
+    """Runs until the probe has made `tokens`, reads its slot, and aborts what is left."""
     for request in requests:
         core.submit(request)
-    results: dict[str, GenerateResult] = {}
-    while core.has_work:
-        results |= {result.rid: result for result in core.step()}
-    return results
-
-
-def _bits(result: GenerateResult) -> tuple[list[int], list[float]]:
-    ids = [i for segment in result.segments for i in segment.token_ids]
-    return ids, [p for segment in result.segments for p in segment.logprobs]
+    probe = core.row("probe")
+    while len(probe.logprobs) < tokens:
+        core.step()
+    kv = [layer[probe.slot, :, : len(probe.tokens) - 1].clone() for layer in core.kv.layers]
+    core.abort()
+    return _Trace(probe.tokens[len(probe.request.token_ids) :], list(probe.logprobs), kv)
