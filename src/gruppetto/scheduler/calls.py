@@ -61,19 +61,30 @@ class RolloutCalls:
         self._collected: list[Event] = []
         self._crash: BaseException | None = None
         self._arrived = asyncio.Event()
-        self.generating = 0
+        self._flying: set[str] = set()
+        self._to_stop: set[str] = set()
         self._aborting = False
+
+    @property
+    def generating(self) -> int:
+        """Generate calls in flight."""
+        return len(self._flying)
 
     @property
     def scoring(self) -> int:
         """Scores in flight."""
         return len(self._scores)
 
+    @property
+    def outstanding(self) -> int:
+        """Calls whose event has not been taken yet."""
+        return len(self._flying) + len(self._scores) + len(self._collected)
+
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def generate(self, entry: RolloutEntry, task: Task, engine: str, budget: int) -> None:
         """Sends a rollout to an engine, from its tokens if it has any."""
-        self.generating += 1
+        self._flying.add(entry.id)
         self._spawn(self._generate(self._request(entry, task, budget), self._engines[engine]))
 
     def score(self, entry: RolloutEntry, task: Task) -> None:
@@ -87,29 +98,29 @@ class RolloutCalls:
             segments=tuple(entry.segments),
             finish=entry.finish,
         )
-        call = self._spawn(self._score(rollout))
-        self._scores.add(call)
-        call.add_done_callback(self._scores.discard)
+        self._scores.add(self._spawn(self._score(rollout)))
 
     def abort_all(self) -> None:
-        """Asks every engine to stop everything; the rollouts come back through the inbox."""
-        if self.generating and not self._aborting:
+        """Asks every engine to stop what is in flight now; the rollouts come back through the inbox."""
+        self._to_stop = set(self._flying)
+        if self._to_stop and not self._aborting:
             self._aborting = True
             self._spawn(self._abort_all())
 
     async def _abort_all(self) -> None:
-        """Repeats until nothing is in flight, since a request may be on its way to an engine while it aborts.
+        """Repeats until those have come back, since a request may be on its way to an engine while it aborts.
 
-        A request that still does not come back runs into its own deadline, `_overdue`.
+        Requests of the next step are not among them. One that still does not come back runs into its own deadline.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.abort_s
         pause = 0.0
         try:
-            while self.generating and loop.time() < deadline:
-                await asyncio.gather(*(engine.abort() for engine in self._engines.values()), return_exceptions=True)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause + 0.001, 0.1)
+            async with asyncio.timeout(self._settings.abort_s):
+                while self._to_stop:
+                    await asyncio.gather(*(engine.abort() for engine in self._engines.values()), return_exceptions=True)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause + 0.001, 0.1)
+        except TimeoutError:
+            self._to_stop.clear()
         finally:
             self._aborting = False
 
@@ -147,7 +158,7 @@ class RolloutCalls:
 
     def _in_between(self) -> bool:
         outstanding = sum(engine.stats().outstanding for engine in self._engines.values())
-        return self._aborting or self.generating != outstanding
+        return bool(self._to_stop) or self.generating != outstanding
 
     async def _pass_on(self) -> None:
         """Lets the others go on. Only scores may take long; all else is a few turns of the loop away."""
@@ -181,7 +192,8 @@ class RolloutCalls:
         try:
             event = await self._guarded(request, engine)
         finally:
-            self.generating -= 1
+            self._flying.discard(request.rid)
+            self._to_stop.discard(request.rid)
         self._put(event)
 
     async def _guarded(self, request: GenerateRequest, engine: Engine) -> Stopped:
@@ -200,10 +212,13 @@ class RolloutCalls:
 
     async def _overdue(self, request: GenerateRequest, engine: Engine, call: asyncio.Future[GenerateResult]) -> Stopped:
         """Past the deadline: the request is aborted; an engine that does not even answer that is dead."""
-        await engine.abort(request.rid)
-        done, _ = await asyncio.wait({call}, timeout=self._settings.abort_s)
-        if not done:
-            raise EngineError(engine.name, f"did not answer the abort of {request.rid} in {self._settings.abort_s:g} s")
+        try:
+            async with asyncio.timeout(self._settings.abort_s):
+                await engine.abort(request.rid)
+                await asyncio.wait({call})
+        except TimeoutError:
+            why = f"did not answer the abort of {request.rid} in {self._settings.abort_s:g} s"
+            raise EngineError(engine.name, why) from None
         result = call.result()
         failure = f"timeout: not finished after {self._settings.timeout_s:g} s"
         return Stopped(rollout=request.rid, segments=result.segments, failure=failure)
@@ -219,7 +234,10 @@ class RolloutCalls:
         return Stopped(rollout=request.rid, segments=result.segments, finish=finish)
 
     async def _score(self, rollout: Rollout) -> None:
-        score = await self._reward.score(rollout)
+        try:
+            score = await self._reward.score(rollout)
+        finally:
+            self._scores.discard(_this_task())
         self._put(Scored(rollout=rollout.id, score=score))
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -233,6 +251,12 @@ class RolloutCalls:
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
             self._arrived.set()
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def _order(event: Event) -> tuple[int, int, int]:

@@ -68,12 +68,14 @@ class RolloutLoop:
         self._dropped: list[tuple[GroupEntry, DropReason]] = []
         self._batch: list[GroupEntry] | None = None
         self._stopping = False
+        self._last_loss = ""
 
     # -- the consumer's side ------------------------------------------------------------------------------------------
 
     async def next_batch(self) -> list[GroupEntry]:
         """Runs rollouts until the policy closes a batch and the engines are free; empty when the data has ended."""
         while True:
+            self._check_hope()
             self._decide()
             if self._batch is not None and self._at_rest():
                 batch, self._batch = self._batch, None
@@ -87,12 +89,18 @@ class RolloutLoop:
         self.pool.publish(version)
 
     async def park_all(self) -> None:
-        """Brings every rollout home, finished ones scored, e.g. before a checkpoint or an end."""
+        """Brings every rollout home, finished ones scored, e.g. before a checkpoint or an end.
+
+        A batch that was closed and not handed out is ready again: nobody has trained on it.
+        """
         self._stopping = True
         try:
-            while self.pool.num_running or self.calls.scoring:
+            while self.pool.num_running or self.calls.outstanding:
                 self.calls.abort_all()
                 await self._absorb()
+            if self._batch is not None:
+                self.pool.give_back(self._batch)
+                self._batch = None
         finally:
             self._stopping = False
 
@@ -107,8 +115,8 @@ class RolloutLoop:
 
     def state(self) -> dict[str, Any]:
         """JSON-able state; only at rest."""
-        if self.calls.scoring:
-            raise RunError(f"{self.calls.scoring} scores are open; park_all before state")
+        if self.calls.outstanding:
+            raise RunError(f"{self.calls.outstanding} calls are open; park_all before state")
         return {
             "pool": snapshot(self.pool),
             "source": dict(self.source.state()),
@@ -236,8 +244,7 @@ class RolloutLoop:
         error = str(event.engine_error)
         self.pool.remove_engine(entry.engine)
         self._event("error", engine=entry.engine, reason=error)
-        if not self.pool.serving:
-            raise RunError(f"no engine is left: {error}")
+        self._last_loss = error
         if entry.attempts - entry.parks > self.settings.max_engine_losses:
             self._member_closed(self.pool.fail_running(entry.id, error, now()), entry.id, error)
         else:
@@ -264,12 +271,20 @@ class RolloutLoop:
         reason = self.filter.verdict(group)
         if reason is not None:
             self._drop(group.id, reason)
-            self.filter.check_starved(self.pool.census)
             return
         self.pool.make_ready(group.id)
         self._event("ready", group=group.id)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _check_hope(self) -> None:
+        """Raises `RunError` when no further batch can come. Asked only when all events are booked, so that a failure
+        loses no rollout and the run can still be saved."""
+        if self._batch is not None or self._nothing_left():
+            return
+        if not self.pool.serving:
+            raise RunError(f"no engine is left: {self._last_loss}")
+        self.filter.check_starved(self.pool.census)
 
     def _at_rest(self) -> bool:
         """No rollout is on an engine (and, in lockstep, none is being scored)."""

@@ -8,7 +8,7 @@ and are never looked at here.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -88,7 +88,7 @@ class Pool:
         self.next_group_id = 0
         self._seats = {name: EngineSeat(name, capacity) for name, capacity in engines}
         self._open = {name for name, seat in self._seats.items() if seat.capacity}
-        self._fresh: dict[str, RolloutEntry] = {}
+        self._fresh: list[tuple[int, int, RolloutEntry]] = []
         self._resumable: AgeIndex[str, RolloutEntry] = AgeIndex()
         self._ages: AgeIndex[int, GroupEntry] = AgeIndex()
         self._ready_ages: AgeIndex[int, GroupEntry] = AgeIndex()
@@ -115,7 +115,8 @@ class Pool:
 
     def queue(self) -> Iterator[RolloutEntry]:
         yield from self._resumable
-        yield from self._fresh.values()
+        for _, _, entry in self._fresh:
+            yield entry
 
     @property
     def num_queued(self) -> int:
@@ -165,8 +166,10 @@ class Pool:
             self._enqueue(entry)
 
     def start(self, rollout: str, engine: str, now: float) -> RolloutEntry:
-        """queued | parked -> running."""
+        """queued | parked -> running, on an engine that has room."""
         entry = self._expect(rollout, *STARTABLE)
+        if engine not in self._open:
+            raise TransitionError(f"rollout {rollout} cannot start: engine {engine} has no room or does not serve")
         self._dequeue(entry)
         entry.state, entry.engine, entry.started_at = State.RUNNING, engine, now
         entry.attempts += 1
@@ -223,26 +226,24 @@ class Pool:
 
     def make_ready(self, group_id: int) -> GroupEntry:
         """A complete group becomes trainable: its scored members -> ready."""
-        group = self.groups[group_id]
+        group = self._expect_group(group_id)
         if group.open or group.ready_order is not None:
             raise TransitionError(f"group {group_id} cannot become ready: {group.open} members open")
-        for entry in group.usable():
-            entry.state = State.READY
-        group.ready_order = self._next_ready
+        if group.oldest is None:  # without a token it was of the current version; from here on it ages like any other
+            group.oldest = self.version
+            self._ages.add(group.oldest, group.id, group)
+        self._list_ready(group, self._next_ready)
         self._next_ready += 1
-        oldest = self.version if group.oldest is None else group.oldest
-        insort(self._ready, (oldest, group.ready_order, group.id))
-        self._ready_ages.add(oldest, group.id, group)
         return group
 
     def drop_group(self, group_id: int, reason: DropReason) -> GroupEntry:
         """Gives a group up: every member that is not final -> dropped(reason). None of them may be on an engine."""
-        group = self.groups[group_id]
-        for entry in group.members:
-            if entry.state is State.DROPPED:
-                continue
+        group = self._expect_group(group_id)
+        live = [entry for entry in group.members if entry.state is not State.DROPPED]
+        for entry in live:
             if entry.state in ON_ENGINE:
                 raise TransitionError(f"group {group_id} cannot be dropped: {entry.id} is on {entry.engine}")
+        for entry in live:
             if entry.state in STARTABLE:
                 self._dequeue(entry)
             self._drop_rollout(entry, reason)
@@ -251,10 +252,13 @@ class Pool:
 
     def take_batch(self, group_ids: Sequence[int]) -> list[GroupEntry]:
         """ready -> trained, for all usable members of the groups; they leave the pool."""
-        batch = [self.groups[gid] for gid in group_ids]
+        batch = [self._expect_group(gid) for gid in dict.fromkeys(group_ids)]
+        if self.training or len(batch) < len(group_ids):
+            raise TransitionError(f"groups {list(group_ids)}: one is named twice, or another batch is being trained on")
         for group in batch:
             if group.ready_order is None:
                 raise TransitionError(f"group {group.id} is not ready and cannot be trained on")
+        for group in batch:
             for entry in group.usable():
                 entry.state = State.TRAINED
                 self.census.train(entry.tokens)
@@ -265,13 +269,14 @@ class Pool:
 
     def give_back(self, groups: Sequence[GroupEntry]) -> None:
         """trained -> ready: undoes `take_batch` of a batch whose optimizer step did not happen."""
+        if not self.training or any(group.id in self.groups for group in groups):
+            raise TransitionError("no batch is being trained on that could be given back")
         for group in groups:
+            assert group.ready_order is not None
             for entry in group.usable():
-                entry.state = State.SCORED
                 self.census.untrain(entry.tokens)
-            group.ready_order = None
             self.insert(group)
-            self.make_ready(group.id)
+            self._list_ready(group, group.ready_order)
         self.training = False
 
     def publish(self, version: int) -> None:
@@ -293,6 +298,20 @@ class Pool:
             state = "final or unknown" if entry is None else entry.state
             raise TransitionError(f"rollout {rollout} is {state}, not {' or '.join(states)}")
         return entry
+
+    def _expect_group(self, group_id: int) -> GroupEntry:
+        group = self.groups.get(group_id)
+        if group is None:
+            raise TransitionError(f"group {group_id} is final or unknown")
+        return group
+
+    def _list_ready(self, group: GroupEntry, order: int) -> None:
+        assert group.oldest is not None
+        for entry in group.usable():
+            entry.state = State.READY
+        group.ready_order = order
+        insort(self._ready, (group.oldest, order, group.id))
+        self._ready_ages.add(group.oldest, group.id, group)
 
     def _book(self, entry: RolloutEntry, count: int, version: int) -> None:
         entry.tokens += count
@@ -325,13 +344,13 @@ class Pool:
 
     def _enqueue(self, entry: RolloutEntry) -> None:
         if entry.oldest is None:
-            self._fresh[entry.id] = entry
+            insort(self._fresh, (entry.group_id, entry.member, entry))
         else:
             self._resumable.add(entry.oldest, entry.id, entry)
 
     def _dequeue(self, entry: RolloutEntry) -> None:
         if entry.oldest is None:
-            del self._fresh[entry.id]
+            del self._fresh[bisect_left(self._fresh, (entry.group_id, entry.member))]
         else:
             self._resumable.remove(entry.oldest, entry.id)
 

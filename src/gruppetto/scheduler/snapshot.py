@@ -1,7 +1,7 @@
 """The scheduler's state as plain JSON, and back: every live group with its tokens, scores and order, and the census.
 
-Taken only while no rollout is on an engine and none is being scored. Promise: a pool restored from it decides exactly
-what the original would have.
+Taken only while no rollout is on an engine, none is being scored and no batch is out. Promise: a pool restored from it
+decides exactly what the original would have.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def snapshot(pool: Pool) -> dict[str, Any]:
     """JSON-able state of the pool."""
     if pool.num_running:
         raise TransitionError(f"{pool.num_running} rollouts are on engines; park them before a snapshot")
+    if pool.training:
+        raise TransitionError("a batch is being trained on; publish its weights or give it back before a snapshot")
     ready = sorted((g for g in pool.groups.values() if g.ready_order is not None), key=lambda g: g.ready_order or 0)
     return {
         "version": pool.version,
