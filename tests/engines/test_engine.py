@@ -1,6 +1,7 @@
 """The async face: abort, pause, swap, memory, lockstep, death, close."""
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -186,6 +187,43 @@ async def test_after_a_swap_an_engine_equals_a_fresh_one_bit_for_bit(open_engine
     await fresh.close()
 
 
+async def test_a_prompt_cached_under_other_weights_is_not_reused(open_engine, tiny_model):
+    engine = await open_engine(deterministic=True, lockstep=True, kv_on_swap="keep")
+    ids = list(range(40, 80))
+    (first,) = spawn(engine, [request("first", ids, max_tokens=200)])
+    (short,) = spawn(engine, [request("short", [1], max_tokens=3)])
+    await asyncio.sleep(0)
+    await engine.advance()
+    await publish(engine, other_weights(tiny_model))
+    (second,) = spawn(engine, [request("second", ids, max_tokens=10)])
+    await asyncio.sleep(0)
+    await engine.advance()
+    await engine.abort()
+    (third,) = spawn(engine, [request("third", ids, max_tokens=10)])
+    await asyncio.sleep(0)
+    await engine.advance()
+    assert short.done()
+    assert first.done()
+    assert bits(await second) == bits(await third)
+
+
+async def test_the_source_may_change_as_soon_as_a_bucket_is_loaded(open_engine, tiny_model):
+    engine = await open_engine(deterministic=True)
+    ask = request("x", [1, 2, 3], max_tokens=10)
+    want = bits(await engine.generate(ask))
+    named = [
+        (n, p.data) for n, p in AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).named_parameters()
+    ]
+    await engine.pause("keep")
+    await engine.begin_update(1)
+    await engine.load_bucket(Bucket(index=0, tensors=named, checksum=checksum(named)))
+    for _, tensor in named:
+        tensor.zero_()
+    await engine.commit_update(1, 1)
+    await engine.resume()
+    assert bits(await engine.generate(ask)) == want
+
+
 async def refused_update(engine, buckets, message, count=None):
     async def update():
         for bucket in buckets:
@@ -339,6 +377,24 @@ async def test_an_unexpected_error_in_the_thread_reaches_every_caller(open_engin
     assert all(isinstance(r, EngineError) for r in results)
     with pytest.raises(EngineError, match="died"):
         await engine.generate(request("x", [1]))
+
+
+async def test_commands_behind_a_dying_one_fail_too(open_engine):
+    engine = await open_engine()
+    gate = threading.Event()
+
+    def die(serving):
+        gate.wait(10)
+        raise ValueError("out of luck")
+
+    engine._thread.post(die)
+    calls = [engine.generate(request("x", [1])), engine.abort(), engine.pause("keep"), engine.abort("x")]
+    waiting = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(20):
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(r) for r in results] == ["engine e: its thread died of ValueError: out of luck"] * 4
 
 
 async def test_close_ends_calls_with_what_they_made_and_may_be_called_twice(open_engine):

@@ -257,10 +257,12 @@ class Core:
     def _close_holes(self) -> None:
         """Moves the highest rows into free low slots where that makes the decode batch smaller."""
         live = [row for row in self._slots if row is not None]
-        if self._batch_rows(len(live)) >= self._batch_rows(live[-1].slot + 1):
+        target = self._batch_rows(len(live))
+        outside = [row for row in live if row.slot >= target]
+        if not outside:
             return
-        holes = [slot for slot in range(len(live)) if self._slots[slot] is None]
-        for row, slot in zip(reversed(live), holes, strict=False):
+        holes = [slot for slot in range(target) if self._slots[slot] is None]
+        for row, slot in zip(outside, holes, strict=False):
             self.kv.copy_row(row.slot, slot, len(row.tokens) - 1)
             self._slots[row.slot], self._slots[slot] = None, row
             self._positions[row.slot] = 0
