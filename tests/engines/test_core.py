@@ -154,6 +154,33 @@ def test_results_of_one_step_come_in_order_of_submission(core):
     assert ended == ["c", "a", "b"]
 
 
+def test_requests_that_may_not_enter_yet_change_nothing(tiny_model):
+    def trace(late: int) -> list[list[str]]:
+        core = make_serving(tiny_model, slots=8).core
+        for i in range(14):
+            core.submit(request(str(i), [i + 1], max_tokens=3 + i))
+        core.admit_before = core.submitted
+        for i in range(late):
+            core.submit(request(f"late{i}", [1]))
+        steps = []
+        while core.has_work:
+            steps.append([r.rid for r in core.step()])
+        assert core.waiting == late
+        return steps
+
+    assert trace(0) == trace(20)
+
+
+def test_thousands_wait_and_are_aborted_one_by_one(core):
+    for i in range(4000):
+        core.submit(request(str(i), [1]))
+    core.step()
+    assert core.running == 8
+    for i in range(3999, -1, -1):
+        assert len(core.abort(str(i))) == 1
+    assert (core.running, core.waiting, core.has_work) == (0, 0, False)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

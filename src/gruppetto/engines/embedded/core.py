@@ -9,8 +9,9 @@ alone (in deterministic mode bit for bit); logits that are not finite raise, the
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class Core:
         self.admit_before: float = math.inf
         self.submitted = 0
         self._vocab, self._device = vocab, torch.device("cpu") if not kv.layers else kv.layers[0].device
-        self._waiting: deque[Row] = deque()
+        self._waiting: OrderedDict[str, Row] = OrderedDict()
         self._slots: list[Row | None] = [None] * settings.slots
         self._by_rid: dict[str, Row] = {}
         self._prefilling: list[Row] = []
@@ -69,21 +70,18 @@ class Core:
         )
         self.submitted += 1
         self._by_rid[request.rid] = row
-        self._waiting.append(row)
+        self._waiting[request.rid] = row
 
     def abort(self, rid: str | None = None) -> list[GenerateResult]:
         """Takes out one request or all; what each has made so far, in order of submission. Unknown rids are fine."""
         rows = list(self._by_rid.values()) if rid is None else [r for r in [self._by_rid.get(rid)] if r is not None]
-        if any(row.slot < 0 for row in rows):
-            gone = {id(row) for row in rows}
-            self._waiting = deque(row for row in self._waiting if id(row) not in gone)
         for row in rows:
             self._remove(row)
         return [row.result(EngineFinish.ABORT) for row in rows]
 
     def _remove(self, row: Row) -> None:
         del self._by_rid[row.request.rid]
-        if row.slot < 0:
+        if self._waiting.pop(row.request.rid, None) is not None:
             return
         self._slots[row.slot] = None
         self._positions[row.slot] = 0
@@ -115,7 +113,12 @@ class Core:
     @property
     def has_work(self) -> bool:
         """Whether `step` can do anything now."""
-        return self.running > 0 or (bool(self._waiting) and self._waiting[0].order < self.admit_before)
+        return self.running > 0 or self._may_enter() > 0
+
+    def _may_enter(self) -> int:
+        """Waiting requests that may be admitted now, counted up to `admit_at`."""
+        first = islice(self._waiting.values(), self.settings.admit_at)
+        return sum(row.order < self.admit_before for row in first)
 
     def set_version(self, version: int) -> None:
         """New weights are in: stamps later tokens, forgets shared prompts, recomputes live KV where configured."""
@@ -147,13 +150,16 @@ class Core:
         return results
 
     def _admit(self) -> None:
-        free = [slot for slot, row in enumerate(self._slots) if row is None] if self._waiting else []
-        if self.running and len(free) < min(self.settings.admit_at, len(self._waiting)):
+        entering = self._may_enter()
+        if not entering:
+            return
+        free = [slot for slot, row in enumerate(self._slots) if row is None]
+        if self.running and len(free) < entering:
             return
         for slot in free:
-            if not self._waiting or self._waiting[0].order >= self.admit_before:
+            if not self._may_enter():
                 return
-            row = self._waiting.popleft()
+            _, row = self._waiting.popitem(last=False)
             row.enter(slot, self.settings.decode)
             self._slots[slot] = row
             self._set_input(row)
@@ -213,7 +219,7 @@ class Core:
         return rows, length
 
     def _decode_call(self) -> list[GenerateResult]:
-        if not self._waiting:
+        if not self._may_enter():
             self._close_holes()
         live = [row for row in self._slots if row is not None]
         batch = self._batch_rows(live[-1].slot + 1)

@@ -27,7 +27,8 @@ def uniforms(seed: int, made: int, count: int) -> list[float]:
     table: np.ndarray[tuple[int], np.dtype[np.float32]] = np.random.Generator(bits).random(
         made + count, dtype=np.float32
     )
-    return [float(u) for u in table[made:]]
+    numbers: list[float] = table[made:].tolist()
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
