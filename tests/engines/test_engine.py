@@ -333,6 +333,21 @@ async def test_a_request_sent_during_an_advance_enters_after_it(open_engine):
     assert late.done()
 
 
+async def test_a_cancelled_advance_does_not_confuse_the_next(open_engine):
+    engine = await open_engine(lockstep=True, context=2048)
+    calls = spawn(engine, [request(str(n), [n], max_tokens=n) for n in (30, 60, 90)])
+    await asyncio.sleep(0)
+    first = asyncio.ensure_future(engine.advance())
+    await asyncio.sleep(0)
+    first.cancel()
+    await engine.advance()
+    assert any(call.done() for call in calls)
+    await asyncio.gather(engine.advance(), engine.advance(), engine.advance())
+    steps = engine.stats().decode_steps_total
+    await asyncio.sleep(0.02)
+    assert engine.stats().decode_steps_total == steps
+
+
 async def test_aborts_and_pauses_work_inside_and_between_advances(open_engine):
     engine = await open_engine(lockstep=True, context=2048)
     calls = spawn(engine, [request(str(i), [1], max_tokens=2000) for i in range(2)])

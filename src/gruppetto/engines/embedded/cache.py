@@ -22,14 +22,15 @@ class SlotKV:
         self, rows: int, capacity: int, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.rows, self.capacity = rows, capacity
-        self._shapes, self._dtype, self._device = tuple(shapes), dtype, device
+        self.device = device
+        self._shapes, self._dtype = tuple(shapes), dtype
         self.layers: list[Tensor] = []
         self.restore()
 
     def restore(self) -> None:
         """Allocates zeros (lazily, where the system does)."""
         self.layers = [
-            torch.zeros(self.rows, 2 * heads, self.capacity, size, dtype=self._dtype, device=self._device)
+            torch.zeros(self.rows, 2 * heads, self.capacity, size, dtype=self._dtype, device=self.device)
             for heads, size in self._shapes
         ]
 

@@ -36,7 +36,7 @@ class Core:
         self.fixed_batch = False
         self.admit_before: float = math.inf
         self.submitted = 0
-        self._vocab, self._device = vocab, torch.device("cpu") if not kv.layers else kv.layers[0].device
+        self._vocab, self._device = vocab, kv.device
         self._waiting: OrderedDict[str, Row] = OrderedDict()
         self._slots: list[Row | None] = [None] * settings.slots
         self._by_rid: dict[str, Row] = {}

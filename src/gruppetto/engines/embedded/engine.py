@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,7 @@ from gruppetto.weights.base import Bucket
 
 
 class EmbeddedEngine(Engine):
-    """Continuous batching with per-row positions; design and measurements in docs/architecture.md.
+    """Continuous batching with per-row positions (see `core`).
 
     `decode` is the tokenizer's, needed for stop strings only. `deterministic` makes a request's tokens and logprobs
     bitwise independent of its batch-mates, their order, the slot count, and of being parked and resumed (fp32, one
@@ -75,8 +76,10 @@ class EmbeddedEngine(Engine):
         )
         self._thread: EngineThread | None = None
         self._calls: dict[str, asyncio.Future[GenerateResult]] = {}
-        self._advances: list[asyncio.Future[None]] = []
+        self._advances: dict[int, asyncio.Future[None]] = {}
+        self._advance_count = 0
         self._vocab = 0
+        self._last: EngineStats | None = None
 
     async def start(self) -> None:
         """Loads the model on the engine's thread; in deterministic mode runs the self-test."""
@@ -143,17 +146,24 @@ class EmbeddedEngine(Engine):
         """Decodes until a request comes back, none is left, or the engine is paused; see `engines.base`."""
         if not self.capabilities.lockstep:
             await super().advance()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._started().post(lambda serving: serving.advance())
-        self._advances.append(done)
+        self._advance_count = number = self._advance_count + 1
+        self._started().post(lambda serving: serving.advance(number))
+        done = self._advances[number] = asyncio.get_running_loop().create_future()
         await done
 
     def stats(self) -> EngineStats:
-        """Counters read from the running thread: each is exact, together they may be one step apart."""
-        serving = self._started().serving
-        if serving is None:
-            raise EngineError(self.name, "is still loading; await start() first")
-        return _snapshot(serving, live=len(self._calls))
+        """Counters read from the running thread: each is exact, together they may be one step apart. A dead engine's
+        are its last, with the calls that have not been told yet as waiting."""
+        if self._thread is None:
+            raise EngineError(self.name, "is not started; await start() first")
+        serving = self._thread.serving
+        if serving is not None:
+            self._last = _snapshot(serving, live=len(self._calls))
+        elif self._last is not None:
+            self._last = replace(self._last, running=0, waiting=len(self._calls))
+        if self._last is None:
+            raise EngineError(self.name, "has no statistics: it ended before it served")
+        return self._last
 
     async def close(self) -> None:
         """Ends every call with an abort result and the thread with it."""
@@ -166,25 +176,24 @@ class EmbeddedEngine(Engine):
         self._thread.check()
         return self._thread
 
-    def _on_results(self, results: list[GenerateResult], advanced: bool) -> None:
+    def _on_results(self, results: list[GenerateResult], advanced: int) -> None:
         for result in results:
             call = self._calls.get(result.rid)
             if call is not None and not call.done():
                 call.set_result(result)
-        if advanced:
-            self._end_advances(None)
+        self._end_advances(advanced, None)
 
     def _on_death(self, error: GruppettoError) -> None:
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)
-        self._end_advances(error)
+        self._end_advances(self._advance_count, error)
 
-    def _end_advances(self, error: GruppettoError | None) -> None:
-        for done in self._advances:
+    def _end_advances(self, last: int, error: GruppettoError | None) -> None:
+        for number in [number for number in self._advances if number <= last]:
+            done = self._advances.pop(number)
             if not done.done():
                 done.set_exception(error) if error else done.set_result(None)
-        self._advances.clear()
 
 
 def _snapshot(serving: Serving, live: int) -> EngineStats:

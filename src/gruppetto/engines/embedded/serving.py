@@ -34,24 +34,25 @@ class Serving:
     vocab: int
     invariant: bool = False
     paused: bool = False
-    advancing: bool = False
+    advancing: int = 0
+    """Number of the open advance; 0 = none."""
 
     def ready(self) -> bool:
         """Whether the next turn will compute something."""
-        return not self.paused and (self.advancing or not self.lockstep) and self.core.has_work
+        return not self.paused and (self.advancing > 0 or not self.lockstep) and self.core.has_work
 
-    def turn(self) -> tuple[list[GenerateResult], bool]:
-        """At most one step; the requests that ended, and whether an advance ended with them."""
+    def turn(self) -> tuple[list[GenerateResult], int]:
+        """At most one step; the requests that ended, and the number of the advance that ended with them, or 0."""
         results = self.core.step() if self.ready() else []
-        ended = self.advancing and (bool(results) or not self.ready())
+        ended = self.advancing if results or not self.ready() else 0
         if ended:
-            self.advancing = False
+            self.advancing = 0
         return results, ended
 
-    def advance(self) -> None:
-        """Opens an advance for what has been submitted so far."""
+    def advance(self, number: int) -> None:
+        """Opens an advance for what has been submitted so far; numbers grow, an open one takes the new number."""
         self.core.admit_before = self.core.submitted
-        self.advancing = True
+        self.advancing = number
 
     def pause(self, mode: PauseMode) -> list[GenerateResult]:
         """Stops; with `abort` all live requests come back."""

@@ -19,8 +19,8 @@ from gruppetto.engines.embedded.serving import Serving
 from gruppetto.errors import EngineError, GruppettoError, UserError
 
 T = TypeVar("T")
-Results = Callable[[list[GenerateResult], bool], None]
-"""Called on the event loop with what ended, and whether an advance ended with it."""
+Results = Callable[[list[GenerateResult], int], None]
+"""Called on the event loop with the requests that ended, and the number of the advance that ended, or 0."""
 
 
 class EngineThread:
@@ -60,7 +60,7 @@ class EngineThread:
             self._commands.put((call, answer))
         return await answer
 
-    def tell(self, results: list[GenerateResult], advanced: bool = False) -> None:
+    def tell(self, results: list[GenerateResult], advanced: int = 0) -> None:
         """Brings results to the event loop. Called on the thread, also by commands that end requests."""
         self._on_loop(self._on_results, results, advanced)
 
