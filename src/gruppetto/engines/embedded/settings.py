@@ -31,6 +31,8 @@ class Settings:
         for key in ("slots", "context", "admit_batch", "prefill_chunk"):
             if getattr(self, key) < 1:
                 raise UserError(f"engine.{key} = {getattr(self, key)}; write 1 or more")
+        if self.kv_on_swap not in ("keep", "recompute"):
+            raise UserError(f"engine.kv_on_swap = {self.kv_on_swap!r}; write 'keep' or 'recompute'")
         if self.context < 2:
             raise UserError("engine.context = 1 leaves no room to generate; write 2 or more")
         if self.deterministic and self.prefill_chunk % ALIGN:
