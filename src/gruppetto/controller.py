@@ -82,7 +82,7 @@ class Controller:
         try:
             await self._evaluate()
             while self.version < self.steps:
-                self.stages.loop.meter.open()
+                self.stages.loop.open_step()
                 self._since = now()
                 groups = await self._unless_stopped(self.stages.loop.next_batch())
                 if not groups:

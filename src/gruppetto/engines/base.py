@@ -157,7 +157,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """A snapshot; cheap enough to take at every decision."""
+        """A snapshot; cheap enough to take at every decision. Of an engine that died it is the last one."""
 
     async def advance(self) -> None:
         """Lockstep only: decodes until at least one request comes back (or none is left), then waits for the next call.

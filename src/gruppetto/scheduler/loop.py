@@ -104,6 +104,11 @@ class RolloutLoop:
         finally:
             self._stopping = False
 
+    def open_step(self) -> None:
+        """A step begins: what `meter` and `decisions` count is counted from here."""
+        self.meter.open()
+        self.decisions = 0
+
     def give_back(self, groups: Sequence[GroupEntry]) -> None:
         """A batch that could not be trained on is ready again, as if it had not been closed."""
         self.pool.give_back(groups)
@@ -242,8 +247,9 @@ class RolloutLoop:
         entry = self.pool.rollouts[event.rollout]
         assert entry.engine is not None
         error = str(event.engine_error)
-        self.pool.remove_engine(entry.engine)
-        self._event("error", engine=entry.engine, reason=error)
+        if entry.engine in self.pool.serving:
+            self.pool.remove_engine(entry.engine)
+            self._event("error", engine=entry.engine, reason=error)
         self._last_loss = error
         if entry.attempts - entry.parks > self.settings.max_engine_losses:
             self._member_closed(self.pool.fail_running(entry.id, error, now()), entry.id, error)

@@ -101,9 +101,10 @@ class EmbeddedTrainer(Trainer):
         train/samples, train/tokens, train/processed_tokens, train/unscored_tokens, optim/skipped.
 
         mismatch_kl (k3 of engine against trainer) and logprob_diff are over tokens of staleness 0. A metric that
-        nothing was measured for is absent. When a loss or the gradient is not finite, or no token is trained on,
-        train.on_nan decides: `stop` raises `RunError` naming it, `skip` drops the gradients, counts optim/skipped = 1,
-        and still adds 1 to `version`: the batch is consumed, and the version that follows has the same weights.
+        nothing was measured for is absent. When a loss or the gradient is not finite, train.on_nan decides: `stop`
+        raises `RunError` naming it, `skip` drops the gradients, counts optim/skipped = 1, and still adds 1 to
+        `version`: the batch is consumed, and the version that follows has the same weights. So it is with a batch in
+        which no token is trained on (all are over-age and masked).
         """
         return await self._run(self._optim_step)
 
@@ -222,15 +223,18 @@ class EmbeddedTrainer(Trainer):
         grads = gradients(model)
         norm = norm_of(list(grads.values()), denominator)
         lr = learning_rate(self.version, self._train, self._total_steps)
-        fault = totals.fault or _fault(totals, norm, grads)
-        metrics = totals.metrics(denominator) | {"optim/lr": lr, "optim/skipped": float(bool(fault))}
-        if not fault:
+        fault = totals.fault or _fault(norm, grads)
+        skip = bool(fault) or not totals.tokens
+        metrics = totals.metrics(denominator) | {"optim/lr": lr, "optim/skipped": float(skip)}
+        if not skip:
             rescale(list(grads.values()), denominator, norm, self._train.grad_clip)
             self._apply(lr)
             metrics["optim/grad_norm"] = norm
         self._drop_gradients()
         if fault and self._train.on_nan == "stop":
-            raise RunError(f"trainer, step {self.version}: {fault}; the weights are as before (train.on_nan = 'stop')")
+            raise RunError(
+                f"trainer, step {self.version + 1}: {fault}; the weights are as before (train.on_nan = 'stop')"
+            )
         self.version += 1
         return metrics
 
@@ -268,9 +272,7 @@ def _blame(loss: Tensor, pieces: Sequence[Piece], samples: Sequence[Sample]) -> 
     return f"the loss summed over {len(pieces)} rollouts overflows"
 
 
-def _fault(totals: Totals, norm: float, grads: Mapping[str, Tensor]) -> str:
-    if not totals.tokens:
-        return f"none of the batch's {totals.samples} samples has a token that is trained on"
+def _fault(norm: float, grads: Mapping[str, Tensor]) -> str:
     if math.isfinite(norm):
         return ""
     bad = next(

@@ -1,0 +1,5 @@
+"""`python -m gruppetto` is `gruppetto`."""
+
+from gruppetto.cli.main import run
+
+run()

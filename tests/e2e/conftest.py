@@ -1,0 +1,110 @@
+"""A run small enough to take a second, with real parts everywhere."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gruppetto.config.loader import load
+
+pytest.importorskip("torch", reason="needs the train extra")
+from tinymodel import make_tiny_model
+
+CONFIG = """
+[run]
+steps = 4
+seed = 3
+[model]
+path = "{model}"
+[data]
+path = "{data}"
+chat_template = "never"
+[rollout]
+prompts_per_step = 3
+group_size = 4
+max_tokens = 40
+[engine]
+slots = 16
+context = 96
+[reward]
+type = "function"
+path = "{reward}:score"
+timeout_s = 20.0
+[train]
+lr = 1e-3
+[log]
+screen = "none"
+"""
+
+REWARD = """
+def score(response):
+    return sum(c.isdigit() or c.isupper() for c in response) / max(1, len(response))
+"""
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    return make_tiny_model(
+        folder, layers=1, hidden=32, intermediate=64, heads=2, kv_heads=1, head_dim=16, context=256, scale=0.2
+    )
+
+
+@pytest.fixture
+def run_file(tmp_path, small_model):
+    """Writes run.toml, data and reward; returns the path of run.toml."""
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(8) for b in range(4)]
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = tmp_path / "reward.py"
+    reward.write_text(REWARD)
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.format(model=small_model, data=data, reward=reward))
+    return path
+
+
+@pytest.fixture
+def train(run_file, tmp_path):
+    """train(*overrides, resume=False) -> (exit code, run folder), in this process."""
+    from gruppetto.assemble import train as run
+
+    def go(*overrides, resume=False):
+        loaded = load([run_file], [f"run.dir={tmp_path / 'runs'}", *overrides])
+        return run(loaded, resume=resume), tmp_path / "runs" / loaded.config.run.name
+
+    return go
+
+
+@pytest.fixture
+def spawn(run_file, tmp_path):
+    """spawn(*arguments) -> Popen of `gruppetto train run.toml …` in a process of its own."""
+
+    def go(*arguments):
+        command = [sys.executable, "-m", "gruppetto", "train", str(run_file), f"run.dir={tmp_path / 'runs'}"]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        return subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
+
+    return go
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(metrics):
+    """What a deterministic run promises to repeat bitwise."""
+    return [{k: v for k, v in row.items() if not (k.endswith("_s") or k.startswith("perf/"))} for row in metrics]
+
+
+def events_of(folder):
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def rollouts_of(folder):
+    return [
+        json.loads(line) for file in sorted((folder / "rollouts").iterdir()) for line in file.read_text().splitlines()
+    ]

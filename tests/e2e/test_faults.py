@@ -1,0 +1,125 @@
+"""Kills, interruptions, hangs, NaN: the run says which part failed; nothing hangs, is lost or trained twice."""
+
+import signal
+import time
+
+import pytest
+
+from e2e.conftest import events_of, metrics_of, rollouts_of, timeless
+from gruppetto.errors import RunError
+
+PARTIAL = ('scheduler.type="partial"', "scheduler.over_provision=2.0")
+LONG = ("run.steps=500", "checkpoint.every=2")
+
+
+def wait_for_steps(folder, count, process, deadline=60):
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            pytest.fail(f"the run ended early: {process.stdout.read()}")
+        if (folder / "metrics.jsonl").exists() and len(metrics_of(folder)) >= count:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {count} steps within {deadline} s")
+
+
+def test_kill_and_resume_repeats_the_uninterrupted_run(train, spawn, tmp_path):
+    options = (*PARTIAL, "run.deterministic=true", "checkpoint.every=2")
+    _, straight = train(*options, "run.steps=9", 'run.name="straight"')
+    folder = tmp_path / "runs" / "killed"
+    process = spawn(*options, 'run.name="killed"', "run.steps=500")
+    wait_for_steps(folder, 5, process)
+    process.kill()
+    process.communicate()
+    code, folder = train(*options, "run.steps=9", 'run.name="killed"', resume=True)
+    assert code == 0
+    assert [row["step"] for row in metrics_of(folder)] == list(range(1, 10))
+    assert timeless(metrics_of(folder)) == timeless(metrics_of(straight))
+    trained = [row["rollout"] for row in rollouts_of(folder) if row["fate"] == "trained"]
+    assert len(trained) == len(set(trained)) == metrics_of(folder)[-1]["rollouts/trained"]
+
+
+def test_interrupt_saves_and_resume_goes_on(spawn, train, tmp_path):
+    folder = tmp_path / "runs" / "run"
+    process = spawn(*PARTIAL, *LONG)
+    wait_for_steps(folder, 3, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert "interrupted after step" in output
+    done = len(metrics_of(folder))
+    assert (folder / "checkpoints" / f"step_{done}" / "COMPLETE").exists()
+    code, _ = train(*PARTIAL, f"run.steps={done + 2}", "checkpoint.every=2", resume=True)
+    assert code == 0
+    metrics = metrics_of(folder)
+    assert [row["step"] for row in metrics] == list(range(1, done + 3))
+    assert metrics[-1]["rollouts/trained"] == 12 * (done + 2)
+
+
+def test_hanging_reward_fails_its_rollout_only(train, tmp_path):
+    (tmp_path / "reward.py").write_text(
+        "import time\n"
+        "def score(response, prompt):\n"
+        "    if prompt == '0+0=' and len(response) % 2:\n"
+        "        time.sleep(3600)\n"
+        "    return len(response) % 7\n"
+    )
+    code, folder = train("reward.timeout_s=0.5", "run.steps=3", "data.shuffle=false", "rollout.max_tokens=8")
+    assert code == 0
+    assert metrics_of(folder)[-1]["dropped/failed"] > 0
+    failed = [row for row in rollouts_of(folder) if row["fate"] == "dropped:failed"]
+    assert failed
+    hung = [row for row in failed if row["error"]]  # the others lost their group: one usable member has no baseline
+    assert {row["error"] for row in hung} == {"timeout after 0.5 s"}
+    assert all(row["reward"] is None for row in hung)
+
+
+def test_nan_stops_with_the_rollout_named(train):
+    with pytest.raises(RunError, match=r"trainer, step \d+: .*nan.*on_nan = 'stop'"):
+        train("train.lr=1e30", "run.steps=4")
+
+
+def test_nan_skip_counts_and_goes_on(train):
+    code, folder = train("train.lr=1e30", "run.steps=4", 'train.on_nan="skip"')
+    assert code in (0, 1)
+    assert sum(row["optim/skipped"] for row in metrics_of(folder)) > 0
+
+
+def test_dead_engine_thread_ends_the_run_with_its_name(train, monkeypatch):
+    from gruppetto.engines.embedded.core import Core
+
+    step, calls = Core.step, []
+
+    def dying(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) > 20:
+            raise RuntimeError("flipped bit")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Core, "step", dying)
+    with pytest.raises(RunError, match=r"no engine is left: engine embedded-0: .*flipped bit"):
+        train(*PARTIAL, "run.deterministic=false")
+
+
+def test_one_of_two_engines_dies_and_the_run_goes_on(train, monkeypatch):
+    from gruppetto.engines.embedded.core import Core
+
+    step, calls = Core.step, []
+
+    def dying(self, *args, **kwargs):
+        if self.settings.name == "embedded-0":
+            calls.append(1)
+            if len(calls) > 20:
+                raise RuntimeError("flipped bit")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Core, "step", dying)
+    code, folder = train(*PARTIAL, "engine.count=2", "engine.slots=8", "run.deterministic=false")
+    assert code == 0
+    assert metrics_of(folder)[-1]["rollouts/trained"] == 4 * 12
+    assert any(event["kind"] == "error" and event["engine"] == "embedded-0" for event in events_of(folder))
+
+
+def test_nothing_passes_the_filter(train):
+    with pytest.raises(RunError, match="no group passed: 12 in a row were dropped"):
+        train('reward.type="exact"', "buffer.drop_zero_variance=true", "buffer.max_filtered_groups=12")
