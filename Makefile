@@ -5,7 +5,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check install soak clean
+.PHONY: demo test test-base check install soak clean
 
 install: .venv/installed
 
@@ -21,8 +21,17 @@ demo: install
 check: install
 	scripts/check
 
-test: install check
-	.venv/bin/pytest
+test: install check test-base
+	.venv/bin/pytest -n 2
+
+# The base install has no torch: config, check-data, scheduler and simulator must work without it.
+.venv-base/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-base
+	.venv-base/bin/pip install -q --disable-pip-version-check -c constraints.txt -e . pytest pytest-asyncio pytest-timeout hypothesis
+	touch $@
+
+test-base: .venv-base/installed
+	.venv-base/bin/pytest tests/test_clock.py tests/config tests/cli tests/record tests/scheduler
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-base .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gruppetto.checkpoint import Checkpoints
@@ -59,6 +59,7 @@ async def _train(loaded: Loaded, resume: bool) -> int:
     async with contextlib.AsyncExitStack() as stack:
         recorder = _recorder(config, folder)
         stack.callback(recorder.close)
+        _tell_data(source, recorder)
         stages = await stack.enter_async_context(_stages(config, tokenizer, source, held_out, folder, recorder))
         controller = Controller(
             stages, steps=config.run.steps, eval_every=config.eval.every, checkpoint_every=config.checkpoint.every
@@ -226,6 +227,17 @@ def _set_threads(config: Config) -> None:
     import torch
 
     torch.set_num_threads(config.run.threads)
+
+
+def _tell_data(source: RowSource, recorder: Recorder) -> None:
+    """What became of the rows, in the record and, where some were left out, on the screen."""
+    report = source.report
+    recorder.event("data", 0.0, **{key: value for key, value in asdict(report).items() if key != "duplicate_pairs"})
+    if report.dropped_too_long:
+        print(
+            f"data: {report.dropped_too_long} of {report.rows} prompts in {report.name} are longer than "
+            f"{report.max_prompt_tokens} tokens and were left out"
+        )
 
 
 def _held_out(config: Config, tokenizer: HFTokenizer) -> RowSource | None:

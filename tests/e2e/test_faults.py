@@ -123,3 +123,11 @@ def test_one_of_two_engines_dies_and_the_run_goes_on(train, monkeypatch):
 def test_nothing_passes_the_filter(train):
     with pytest.raises(RunError, match="no group passed: 12 in a row were dropped"):
         train('reward.type="exact"', "buffer.drop_zero_variance=true", "buffer.max_filtered_groups=12")
+
+
+def test_prompts_that_do_not_fit_are_counted_and_said(train, tmp_path, capsys):
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write('{"prompt": "' + "9" * 90 + '", "answer": "1"}\n')
+    _, folder = train("run.steps=1")
+    assert events_of(folder)[0]["dropped_too_long"] == 1
+    assert "1 of 33 prompts in tasks.jsonl are longer than 56 tokens and were left out" in capsys.readouterr().out
