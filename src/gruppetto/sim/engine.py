@@ -45,7 +45,10 @@ class Zeros(Sequence[float]):
         return self._n
 
     def __getitem__(self, index: int | slice) -> float | Zeros:  # type: ignore[override]
-        return 0.0 if isinstance(index, int) else Zeros(len(range(*index.indices(self._n))))
+        if isinstance(index, slice):
+            return Zeros(len(range(self._n)[index]))
+        range(self._n)[index]  # refuses an index past the end, which is what ends an iteration
+        return 0.0
 
 
 @dataclass(slots=True, eq=False)
