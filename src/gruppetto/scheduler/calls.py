@@ -147,10 +147,15 @@ class RolloutCalls:
             if self._busy():
                 await self._pass_on()
             elif self.generating:
-                await asyncio.shield(asyncio.gather(*(engine.advance() for engine in self._engines.values())))
+                await asyncio.shield(self._advance())
             else:
                 await self._arrived.wait()
         return sorted(self._take(), key=_order)
+
+    async def _advance(self) -> None:
+        """One turn of the engines that hold something. One that dies in it fails its calls, which says so."""
+        holding = [engine for engine in self._engines.values() if engine.stats().outstanding]
+        await asyncio.gather(*(engine.advance() for engine in holding), return_exceptions=True)
 
     def _busy(self) -> bool:
         """Somebody other than the engines has something to do: a score, an abort, a request or result on its way."""
