@@ -33,5 +33,8 @@ test: install check test-base
 test-base: .venv-base/installed
 	.venv-base/bin/pytest tests/test_clock.py tests/config tests/cli tests/record tests/scheduler
 
+soak: install
+	HYPOTHESIS_PROFILE=soak .venv/bin/pytest tests/scheduler -o timeout=3600
+
 clean:
 	rm -rf .venv .venv-base .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,259 @@
+"""The promises of the design, over whole runs drawn by hypothesis, with every fault that a run must survive."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler.scenario import Fault, Kill, Run, Scenario, run_scenario
+
+from gruppetto.clock import now, run_virtual
+from gruppetto.errors import RunError, StallError
+from gruppetto.rng import stream
+from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.scheduler.policies.partial import Partial
+from gruppetto.scheduler.policies.sync import Sync
+from gruppetto.types import DropReason
+
+
+@st.composite
+def policies(draw):
+    if draw(st.integers(0, 4)) == 0:
+        return Sync()
+    k = draw(st.one_of(st.none(), st.integers(0, 4), st.integers(5, 12)))
+    over_age = draw(st.sampled_from(["wait", "mask", "drop"]))
+    most = 4.0 if k is None or over_age != "wait" else min(6.0, k + 1.0)
+    phi = draw(st.one_of(st.just(most), st.floats(1.0, most)))
+    parked = draw(st.one_of(st.none(), st.none(), st.integers(1, 6)))
+    return Partial(phi, Freshness(k, over_age), parked)
+
+
+FAULTS = st.builds(Fault, engine=st.integers(0, 3), at_s=st.floats(1, 300), mute=st.booleans())
+KILLS = st.builds(
+    Kill, step=st.integers(0, 7), after_s=st.floats(0, 80), how=st.sampled_from(["kill", "interrupt", "pause"])
+)
+SHAPE = {
+    "policy": policies(),
+    "batch_groups": st.integers(1, 4),
+    "group_size": st.integers(2, 4),
+    "engines": st.integers(1, 4),
+    "slots": st.integers(1, 12),
+    "engine_queue": st.integers(0, 2),
+    "row_s": st.sampled_from([0.0, 0.0, 0.05]),
+    "sigma": st.sampled_from([0.3, 1.0, 1.7]),
+    "max_tokens": st.sampled_from([40, 150, 400]),
+    "prompts": st.sampled_from([(8,), (8, 300), (8, 90, 99), (8, 100), (8, 150)]),
+    "context": st.sampled_from([100, 1000]),
+    "reward_s": st.sampled_from([0.0, 3.0, 40.0]),
+    "train_s": st.sampled_from([0.0, 20.0]),
+    "kills": st.lists(KILLS, max_size=3).map(tuple),
+    "give_back": st.frozensets(st.integers(0, 7), max_size=2),
+    "limit": st.one_of(st.none(), st.integers(0, 20)),
+    "seed": st.integers(0, 1 << 16),
+}
+MISHAPS = {
+    "reward_fails": st.sampled_from([0.0, 0.1, 0.5]),
+    "same_reward": st.sampled_from([0.0, 0.3, 0.95, 1.0]),
+    "drop_zero_variance": st.booleans(),
+    "when_starved_train": st.booleans(),
+    "timeout_s": st.sampled_from([15.0, 60.0, 5000.0]),
+    "faults": st.lists(FAULTS, max_size=4).map(tuple),
+}
+
+
+def check_error(scenario, error):
+    """A run ends early only with the reason that fits what was done to it."""
+    if error is None:
+        return
+    assert isinstance(error, RunError), repr(error)
+    assert not isinstance(error, StallError), str(error)
+    if "no engine is left" in str(error):
+        assert len({fault.engine % scenario.engines for fault in scenario.faults}) == scenario.engines
+    else:
+        assert "no group passed: " in str(error)
+        starves = scenario.drop_zero_variance and scenario.same_reward and not scenario.when_starved_train
+        assert starves or scenario.reward_fails or scenario.timeout_s < 5000 or scenario.faults
+
+
+@given(st.builds(Scenario, **SHAPE))
+def test_without_mishaps_the_run_reaches_its_end(scenario):
+    run, error = run_scenario(scenario)
+    if error is not None:
+        raise error
+    run.check_end()
+    assert len(run.lineage.batches) == scenario.steps or scenario.limit is not None
+    policy = scenario.policy
+    censors = policy.freshness.over_age == "drop" or getattr(policy, "max_parked_steps", None) is not None
+    if not censors:
+        assert run.lineage.dropped == []
+        assert run.loop.pool.census.dropped == Counter()
+        if len(run.lineage.batches) < scenario.steps:
+            assert sum(map(len, run.lineage.batches)) == scenario.limit
+
+
+@given(st.builds(Scenario, **SHAPE, **MISHAPS))
+def test_whatever_happens_nothing_is_lost_and_nothing_hangs(scenario):
+    run, error = run_scenario(scenario)
+    if isinstance(error, AssertionError):
+        raise error
+    check_error(scenario, error)
+    run.check_end()
+    reasons = {reason for _, reason in run.lineage.dropped}
+    assert reasons <= {DropReason.STALE, DropReason.FILTERED, DropReason.FAILED}
+
+
+def save_after_failure(scenario, message):
+    """Runs into the failure; returns the state that could be saved after it, and the seconds that took."""
+    run = Run(scenario)
+
+    async def main():
+        with pytest.raises(RunError, match=message):
+            await run.go()
+        began = now()
+        await run.loop.park_all()
+        return json.dumps(run.loop.state()), now() - began
+
+    return run_virtual(main())
+
+
+def test_a_run_whose_last_engine_died_can_still_be_saved():
+    scenario = Scenario(policy=Partial(2.0), slots=12, faults=(Fault(0, 9.5, False),), sigma=0.3, reward_s=3.0)
+    state, seconds = save_after_failure(scenario, "no engine is left: engine e0: power cut")
+    assert seconds < 60
+    members = [m for group in json.loads(state)["pool"]["groups"] for m in group["members"]]
+    assert {m["state"] for m in members} <= {"queued", "parked", "scored"}
+
+
+def test_a_run_that_starved_can_still_be_saved():
+    scenario = Scenario(policy=Partial(3.0), drop_zero_variance=True, same_reward=1.0, reward_s=3.0)
+    state, seconds = save_after_failure(
+        scenario, r"no group passed: \d+ in a row were dropped \(so far \d+ rollouts filtered"
+    )
+    assert seconds < 60
+    assert json.loads(state)["pool"]["census"]["dropped"]["filtered"] >= 24 * 4
+
+
+def test_nothing_is_aborted_but_by_a_close():
+    """An abort is for the requests in flight when it was asked for, not for those of the next step."""
+    run, error = run_scenario(Scenario(policy=Partial(2.0), slots=12, engines=2, steps=12))
+    assert error is None
+    closed = {t for kind, t, _ in run.recorder.events if kind == "close"}
+    parked = {t for kind, t, _ in run.recorder.events if kind == "park"}
+    assert parked
+    assert parked <= closed
+
+
+@pytest.mark.parametrize("after_s", [0.5, 7.0, 7.001, 18.0, 40.0])
+def test_parking_waits_for_scores_no_longer_than_they_take(after_s):
+    scenario = Scenario(policy=Partial(1.5), reward_s=6.0, kills=(Kill(1, after_s, "interrupt"),), steps=3)
+    run, error = run_scenario(scenario)
+    assert error is None
+    assert max(t for _, t, _ in run.recorder.events) < 2000
+    run.check_end()
+
+
+# -- freshness ------------------------------------------------------------------------------------------------------
+
+
+class DueMustBeReady(Freshness):
+    """The weaker rule of the counterexample: whatever falls due must be ready, and no more (j = 0 only)."""
+
+    def may_close(self, view):
+        due = view.version - self.max_staleness
+        return view.num_behind(due) == view.num_ready_behind(due)
+
+
+class NothingDueStays(Freshness):
+    """The first line of the exact rule without the others."""
+
+    def may_close(self, view):
+        due = view.version - self.max_staleness
+        return view.num_behind(due) <= min(view.batch_groups, view.num_ready_behind(due))
+
+
+class OneEarlyGroup(Scenario):
+    """Groups 1 and 2 are long, all others short: group 3, launched a version later, overtakes them."""
+
+    def length(self, rollout):
+        return {1: 100, 2: 120}.get(int(rollout[1:].split(".")[0]), 5)
+
+
+def overtaken(freshness):
+    shape = {"batch_groups": 1, "group_size": 2, "slots": 64, "steps": 5, "checked": False}
+    run, error = run_scenario(OneEarlyGroup(policy=Partial(3.0, freshness), **shape))
+    segments = [
+        (step, segment.version)
+        for step, batch in enumerate(run.lineage.batches)
+        for group in batch
+        for member in group.members
+        for segment in member.segments
+    ]
+    return max(step - version for step, version in segments), [g.id for b in run.lineage.batches for g in b], error
+
+
+def test_counterexample_to_the_rules_that_look_only_at_what_is_due():
+    """k = 2, N = 1: two groups of version 0 fall due at step 2 and one batch cannot hold both."""
+    staleness, order, error = overtaken(DueMustBeReady(2, "wait"))
+    assert (staleness, order[:4], error) == (3, [0, 3, 1, 2], None)
+    _, order, error = overtaken(NothingDueStays(2, "wait"))
+    assert order == [0, 3]
+    assert isinstance(error, StallError)
+    staleness, order, error = overtaken(Freshness(2, "wait"))
+    assert (staleness, order[:3], error) == (2, [0, 1, 2], None)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("batch_groups", [1, 3])
+def test_wait_is_exact_at_full_depth(k, batch_groups):
+    for seed in range(3):
+        policy = Partial(k + 1.0, Freshness(k, "wait"))
+        shape = {"batch_groups": batch_groups, "group_size": 2, "slots": 5, "engines": 2}
+        run, error = run_scenario(Scenario(policy=policy, sigma=1.7, steps=3 * k + 8, seed=seed, **shape))
+        assert error is None
+        assert run.loop.pool.census.dropped == Counter()
+        run.check_end()
+
+
+# -- no hidden length bias ------------------------------------------------------------------------------------------
+
+
+def ks(a, b):
+    """Two-sample Kolmogorov-Smirnov distance."""
+    points = np.sort(np.concatenate([a, b]))
+    a, b = np.sort(a), np.sort(b)
+    difference = np.searchsorted(a, points, "right") / len(a) - np.searchsorted(b, points, "right") / len(b)
+    return float(np.abs(difference).max())
+
+
+def distance_and_allowance(policy, depth, skip):
+    scenario = Scenario(policy=policy, batch_groups=8, sigma=1.3, max_tokens=2000, context=4000, slots=48, steps=70)
+    run, error = run_scenario(scenario)
+    assert error is None
+    batches = run.lineage.batches[skip:]
+    consumed = np.array([m.tokens for batch in batches for g in batch for m in g.members], dtype=float)
+    draws = stream(7, "population")
+    population = np.array([min(2000, max(1, int(draws.lognormvariate(3, 1.3)))) for _ in range(20_000)], dtype=float)
+    allowance = 1.95 * (1 / len(consumed) + 1 / len(population)) ** 0.5 + depth / len(batches)
+    return ks(consumed, population), allowance
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth", "skip"),
+    [
+        (Sync(), 1, 0),
+        (Partial(1.5), 1.5, 2),
+        (Partial(2.0, Freshness(1, "wait")), 2, 3),
+        (Partial(2.0, Freshness(1, "mask")), 2, 3),
+    ],
+    ids=["sync", "partial", "wait", "mask"],
+)
+def test_lengths_consumed_are_lengths_generated(policy, depth, skip):
+    distance, allowance = distance_and_allowance(policy, depth, skip)
+    assert distance <= allowance
+
+
+def test_dropping_what_is_stale_censors_long_answers():
+    distance, allowance = distance_and_allowance(Partial(2.0, Freshness(0, "drop")), 2, 2)
+    assert distance > 2 * allowance
