@@ -1,0 +1,231 @@
+"""The generator of synthetic workloads: lognormal lengths that siblings share in part, runaways, turns, tools.
+
+    ln L = mu + s_b * z_prompt + s_w * z_rollout      cut at `cap`
+    runaway: L = cap, with probability q0 for each rollout, and, for a share `runaway_prompts` of the prompts, with a
+             rate of the prompt's own, uniform in `runaway_rate`
+    ICC = s_b^2 / (s_b^2 + s_w^2)                     how alike the log-lengths of one group are
+
+Promises those of `Demand`. Source: the model of our scheduling study; RollPacker (2509.21009), Seer (2511.14617) and
+PolyTrace (2509.25279) for the ranges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
+
+from gruppetto.errors import UserError
+from gruppetto.sim.workload.base import TaskKey, Turn, normal, uniform, uniforms
+from gruppetto.sim.workload.describe import Description, describe
+
+_NORMAL = NormalDist()
+_Z99 = _NORMAL.inv_cdf(0.99)
+_BISECTIONS = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A workload by its parameters. Tokens and seconds; logarithms are natural. Raises `UserError` for a value that
+    cannot be."""
+
+    mu: float
+    """ln of the median length, before the cut and the runaways."""
+    s_b: float
+    """Standard deviation of ln L between prompts."""
+    s_w: float
+    """Standard deviation of ln L within a prompt."""
+    cap: int
+    """Longest possible rollout; a runaway reaches it."""
+    q0: float = 0.0
+    """Probability that a rollout runs away, whatever its prompt."""
+    runaway_prompts: float = 0.0
+    """Share of prompts whose rollouts run away at a rate of the prompt's own."""
+    runaway_rate: tuple[float, float] = (0.0, 0.0)
+    """Range of that rate, uniform over prompts."""
+    prompt_tokens: int = 512
+    turn_tokens: int = 0
+    """Model tokens of a turn; the length is a whole number of them where the cap allows. 0 = a single turn."""
+    observation_tokens: int = 0
+    """Tokens a tool answers with."""
+    tool_median_s: float = 0.0
+    """Median of a tool call (lognormal); every turn but the last ends in one."""
+    tool_sigma: float = 0.0
+    """Standard deviation of ln(tool seconds)."""
+    stuck_share: float = 0.0
+    """Share of tool calls that hang."""
+    stuck_s: tuple[float, float] = (0.0, 0.0)
+    """Range of the seconds a hung call takes, uniform."""
+    drift: float = 1.0
+    """Lengths grow (or shrink) by this factor over the first `drift_groups` groups, and stay there."""
+    drift_groups: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, wanted in _problems(self):
+            raise UserError(f"workload.{name} = {value} is not possible; write {wanted}")
+
+    # -- other ways to say it -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_median(cls, median: float, sigma: float, icc: float, cap: int, **more: Any) -> Workload:
+        """By the body's median (tokens) and the standard deviation of its log-length over all rollouts."""
+        if not median > 0:
+            raise UserError(f"workload.median = {median} is not a length; write a number of tokens above 0")
+        if not 0 <= icc <= 1:
+            raise UserError(f"workload.icc = {icc} is no correlation; write a number from 0 to 1")
+        s_b, s_w = sigma * math.sqrt(icc), sigma * math.sqrt(1 - icc)
+        return cls(mu=math.log(median), s_b=s_b, s_w=s_w, cap=cap, **more)
+
+    @classmethod
+    def from_mean(cls, mean: float, sigma: float, icc: float, cap: int, **more: Any) -> Workload:
+        """By the mean of what comes out, cut and runaways included; the median follows.
+
+        Raises `UserError` when no median gives that mean under the cap and the runaways.
+        """
+        low, high = 0.0, math.log(cap) + 8 * max(sigma, 1.0)
+        least, most = (cls.from_median(math.exp(end), sigma, icc, cap, **more).mean for end in (low, high))
+        if not least <= mean <= most:
+            raise UserError(
+                f"workload.mean = {mean:g} cannot come out of cap = {cap}, sigma = {sigma:g} and these runaways; "
+                f"write a mean from {math.ceil(least)} to {math.floor(most)}"
+            )
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            below = cls.from_median(math.exp(middle), sigma, icc, cap, **more).mean < mean
+            low, high = (middle, high) if below else (low, middle)
+        return cls.from_median(math.exp(low), sigma, icc, cap, **more)
+
+    @classmethod
+    def from_mean_cv(cls, mean: float, cv: float, icc: float, cap: int, **more: Any) -> Workload:
+        """By the mean of what comes out and the body's coefficient of variation (standard deviation / mean, uncut)."""
+        if not cv >= 0:
+            raise UserError(f"workload.cv = {cv} is no coefficient of variation; write 0 or more")
+        return cls.from_mean(mean, math.sqrt(math.log1p(cv * cv)), icc, cap, **more)
+
+    @classmethod
+    def from_mean_tail(cls, mean: float, p99_over_median: float, icc: float, cap: int, **more: Any) -> Workload:
+        """By the mean of what comes out and how many times the body's median its 99 % point is."""
+        if not p99_over_median >= 1:
+            raise UserError(f"workload.p99_over_median = {p99_over_median} is below the median; write 1 or more")
+        return cls.from_mean(mean, math.log(p99_over_median) / _Z99, icc, cap, **more)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of ln L over all rollouts, of the body."""
+        return math.hypot(self.s_b, self.s_w)
+
+    @property
+    def icc(self) -> float:
+        """Correlation of ln L inside a group, of the body. 0 where nothing varies."""
+        return (self.s_b / self.sigma) ** 2 if self.sigma else 0.0
+
+    @property
+    def runaways(self) -> float:
+        """Probability that a rollout runs away."""
+        return 1 - (1 - self.q0) * (1 - self.runaway_prompts * sum(self.runaway_rate) / 2)
+
+    @property
+    def mean(self) -> float:
+        """Expected length in tokens, cut and runaways included, before drift and rounding to turns."""
+        return (1 - self.runaways) * _cut_mean(self.mu, self.sigma, self.cap) + self.runaways * self.cap
+
+    def describe(self, seed: int = 0, *, groups: int = 2048, group_size: int = 8) -> Description:
+        """What comes out, by drawing."""
+        return describe(self, seed, groups=groups, group_size=group_size, cap=self.cap)
+
+    # -- what a rollout asks for --------------------------------------------------------------------------------------
+
+    def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
+        return self.prompt_tokens
+
+    def length(self, seed: int, group: int, member: int, task: TaskKey = None) -> int:
+        key = group if task is None else task
+        if self._runs_away(seed, key, group, member):
+            return self.cap
+        z = self.s_w * normal(seed, "workload", "rollout", group, member)
+        if self.s_b:
+            z += self.s_b * _prompt_normal(seed, key)
+        return self._whole_turns(math.exp(min(self.mu + z, 80.0)) * self._scale(group))
+
+    def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
+        length = self.length(seed, group, member, task)
+        size = self.turn_tokens or length
+        calls = -(-length // size) - 1
+        tools = self._tool_times(seed, group, member, calls)
+        last = Turn(length - calls * size, 0, 0.0)
+        return (*(Turn(size, self.observation_tokens, tool_s) for tool_s in tools), last)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _runs_away(self, seed: int, key: int | str, group: int, member: int) -> bool:
+        rate = self.q0
+        if self.runaway_prompts:
+            prone, where = _prompt_runaway(seed, key)
+            if prone < self.runaway_prompts:
+                low, high = self.runaway_rate
+                rate = 1 - (1 - rate) * (1 - (low + (high - low) * where))
+        return rate > 0 and uniform(seed, "workload", "runaway", group, member) < rate
+
+    def _scale(self, group: int) -> float:
+        return self.drift ** min(1.0, group / self.drift_groups) if self.drift_groups else 1.0
+
+    def _whole_turns(self, tokens: float) -> int:
+        size = self.turn_tokens or 1
+        return min(self.cap, size * max(1, round(tokens / size)))
+
+    def _tool_times(self, seed: int, group: int, member: int, calls: int) -> Iterator[float]:
+        """Two draws a call whatever the parameters, so that changing one of them leaves the others' draws alone."""
+        if not calls:
+            return
+        draw = uniforms(seed, "workload", "tools", group, member)
+        low, high = self.stuck_s
+        for _ in range(calls):
+            stuck, where = draw(), draw()
+            if stuck < self.stuck_share:
+                yield low + (high - low) * where
+            else:
+                yield self.tool_median_s * math.exp(self.tool_sigma * _NORMAL.inv_cdf(where))
+
+
+@lru_cache(maxsize=1 << 16)
+def _prompt_normal(seed: int, key: int | str) -> float:
+    return normal(seed, "workload", "prompt", key)
+
+
+@lru_cache(maxsize=1 << 16)
+def _prompt_runaway(seed: int, key: int | str) -> tuple[float, float]:
+    """(whether the prompt is prone, where its rate lies in the range), both in (0, 1)."""
+    return uniform(seed, "workload", "prone", key), uniform(seed, "workload", "rate", key)
+
+
+def _cut_mean(mu: float, sigma: float, cap: int) -> float:
+    """E[min(L, cap)] of a lognormal L."""
+    if not sigma:
+        return min(math.exp(mu), cap)
+    z = (math.log(cap) - mu) / sigma
+    return math.exp(mu + sigma * sigma / 2) * _NORMAL.cdf(z - sigma) + cap * _NORMAL.cdf(-z)
+
+
+def _problems(load: Workload) -> Iterator[tuple[str, Any, str]]:
+    """(field, value, what to write instead) of every value that cannot be."""
+    for name in ("q0", "runaway_prompts", "stuck_share"):
+        if not 0 <= getattr(load, name) <= 1:
+            yield name, getattr(load, name), "a share from 0 to 1"
+    for name in ("s_b", "s_w", "prompt_tokens", "turn_tokens", "observation_tokens", "tool_median_s", "tool_sigma"):
+        if not (math.isfinite(getattr(load, name)) and getattr(load, name) >= 0):
+            yield name, getattr(load, name), "0 or more"
+    for name, top in (("runaway_rate", 1.0), ("stuck_s", math.inf)):
+        low, high = getattr(load, name)
+        if not 0 <= low <= high <= top:
+            yield name, getattr(load, name), f"(low, high) with 0 <= low <= high{' <= 1' if top == 1 else ''}"
+    if not math.isfinite(load.mu):
+        yield "mu", load.mu, "the natural logarithm of the median length"
+    if load.cap < 1:
+        yield "cap", load.cap, "1 token or more"
+    if not 0 < load.drift < math.inf or load.drift_groups < 0 or (load.drift != 1 and not load.drift_groups):
+        yield "drift", f"{load.drift} over {load.drift_groups} groups", "a factor above 0 and drift_groups of 1 or more"
