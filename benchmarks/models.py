@@ -7,14 +7,10 @@ machine twenty times slower than one.
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 for key, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}.items():
     os.environ.setdefault(key, value)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from tinymodel import make_tiny_model  # noqa: E402
+from gruppetto.demo.model import make_tiny_model  # noqa: E402
 
 __all__ = ["make_tiny_model"]

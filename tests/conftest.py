@@ -10,6 +10,6 @@ def tiny_model(tmp_path_factory) -> Path:
     """A random 1M-parameter Qwen3-shaped byte-level model folder."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tinymodel import make_tiny_model
+    from gruppetto.demo.model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))

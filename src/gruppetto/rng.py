@@ -9,12 +9,16 @@ import hashlib
 import random
 
 
+Stream = random.Random
+"""A seeded stream of draws."""
+
+
 def seed_for(seed: int, *names: object) -> int:
     """A 63-bit seed mixed from `seed` and any names; stable across processes and Python versions."""
     text = "\x1f".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def stream(seed: int, *names: object) -> random.Random:
-    """A `random.Random` for the named purpose, e.g. `stream(seed, "data", epoch)`."""
-    return random.Random(seed_for(seed, *names))
+def stream(seed: int, *names: object) -> Stream:
+    """A `Stream` for the named purpose, e.g. `stream(seed, "data", epoch)`."""
+    return Stream(seed_for(seed, *names))

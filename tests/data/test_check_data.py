@@ -88,7 +88,7 @@ def test_a_function_is_graded_against_its_best(tmp_path, check):
 
 def test_a_config_with_held_out_data_and_limits(tmp_path, check):
     pytest.importorskip("transformers")
-    from tinymodel import byte_tokenizer
+    from gruppetto.demo.model import byte_tokenizer
 
     byte_tokenizer().save_pretrained(tmp_path / "model")
     train = write(tmp_path, row("a" * 10, "1"), row("b" * 95, "2"))

@@ -18,7 +18,7 @@ TEMPLATE = (
 
 
 def write(folder, template=TEMPLATE, config=None, generation=None):
-    from tinymodel import byte_tokenizer
+    from gruppetto.demo.model import byte_tokenizer
 
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template

@@ -10,7 +10,7 @@ import pytest
 from gruppetto.config.loader import load
 
 pytest.importorskip("torch", reason="needs the train extra")
-from tinymodel import make_tiny_model
+from gruppetto.demo.model import make_tiny_model
 
 CONFIG = """
 [run]

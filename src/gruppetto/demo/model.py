@@ -1,8 +1,12 @@
-"""A random Qwen3-shaped byte-level model as a Hugging Face folder: what tests and benchmarks run on."""
+"""The small model of demo, tests and benchmarks: Qwen3-shaped, byte-level, random, as a Hugging Face folder.
+
+Promise: the same arguments write the same weights, bit for bit, on one machine.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}= {% endif %}"
@@ -50,7 +54,7 @@ def make_tiny_model(
     return folder
 
 
-def byte_tokenizer():
+def byte_tokenizer() -> Any:
     """One token a byte, then <|pad|> and <|end|>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
