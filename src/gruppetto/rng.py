@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import random
 
-
 Stream = random.Random
 """A seeded stream of draws."""
 
