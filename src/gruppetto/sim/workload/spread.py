@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gruppetto.errors import UserError
 
@@ -66,14 +66,27 @@ def measure(groups: Sequence[Sequence[int]], cap: int) -> Spread:
     if len(body) < 2 or all(len(logs) < 2 for logs in body):
         short = sum(map(len, body))
         raise UserError(
-            f"cannot tell prompts from chance in {len(kept)} groups with {short} lengths below the cap of {cap} tokens; "
+            f"cannot tell prompts from chance: {len(kept)} groups, {short} lengths below the cap of {cap} tokens; "
             f"give at least two groups, one of them with two such lengths"
         )
     s_w2 = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in body) / sum(len(logs) - 1 for logs in body)
     means = np.array([logs.mean() for logs in body])
     noise = s_w2 * float(np.mean([1 / len(logs) for logs in body]))
     s_b2 = max(0.0, float(means.var(ddof=1)) - noise)
-    return Spread(mu=float(means.mean()), s_b=math.sqrt(s_b2), s_w=math.sqrt(s_w2), **_runaways(kept, cap))
+    pooled = np.concatenate(kept)
+    tops = np.array([group.max() for group in kept])
+    p_cap, capped = float((pooled >= cap).mean()), float((tops >= cap).mean())
+    return Spread(
+        groups=len(kept),
+        samples=len(pooled),
+        mu=float(means.mean()),
+        s_b=math.sqrt(s_b2),
+        s_w=math.sqrt(s_w2),
+        p_cap=p_cap,
+        p_g=float((tops >= np.quantile(pooled, 0.99, method="inverted_cdf")).mean()),
+        capped_groups=capped,
+        clustered=capped < CLUSTERED_BELOW * fmean(1 - (1 - p_cap) ** len(group) for group in kept),
+    )
 
 
 def icc_error(icc: float, groups: int, group_size: int) -> float:
@@ -83,19 +96,3 @@ def icc_error(icc: float, groups: int, group_size: int) -> float:
     """
     scale = math.sqrt(2 / (group_size * (group_size - 1) * (groups - 1)))
     return (1 - icc) * (1 + (group_size - 1) * icc) * scale
-
-
-def _runaways(kept: Sequence[NDArray[np.float64]], cap: int) -> dict[str, int | float | bool]:
-    pooled = np.concatenate(kept)
-    p99 = float(np.quantile(pooled, 0.99, method="inverted_cdf"))
-    tops = np.array([group.max() for group in kept])
-    p_cap, capped = float((pooled >= cap).mean()), float((tops >= cap).mean())
-    expected = float(np.mean([1 - (1 - p_cap) ** len(group) for group in kept]))
-    return {
-        "groups": len(kept),
-        "samples": len(pooled),
-        "p_cap": p_cap,
-        "p_g": float((tops >= p99).mean()),
-        "capped_groups": capped,
-        "clustered": capped < CLUSTERED_BELOW * expected,
-    }

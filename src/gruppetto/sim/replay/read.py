@@ -1,0 +1,126 @@
+"""Reads a trace, recognising what it is by what it holds, not by its name.
+
+    folder with config.resolved.json             our run folder
+    folder of 0.jsonl, 1.jsonl, … (or .pt, .json, .csv)   numbered dumps, one a step, read as one trace
+    PyTorch file, JSON object with samples       slime debug rollout
+    JSONL with rollout, group, fate, tokens      a rollouts file of ours
+    JSONL with input, output, score              verl rollout dump
+    any other JSONL, or CSV with a header        table (see `table.py` for its columns)
+
+Promises: whatever is wrong with a file ends in one `UserError` line with file and row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from gruppetto.errors import UserError
+from gruppetto.sim.replay.rows import csv_rows, json_rows
+from gruppetto.sim.replay.runs import KEYS as RUN_KEYS
+from gruppetto.sim.replay.runs import read_run, run_trace
+from gruppetto.sim.replay.slime import load_pt, read_slime
+from gruppetto.sim.replay.table import read_table
+from gruppetto.sim.replay.trace import Trace
+from gruppetto.sim.replay.verl import KEYS as VERL_KEYS
+from gruppetto.sim.replay.verl import read_verl
+
+_SUFFIXES = (".jsonl", ".pt", ".json", ".csv")
+_PYTORCH = (b"PK\x03\x04", b"\x80")
+_PEEK = 4096
+
+
+def read_trace(
+    path: str | Path, columns: Mapping[str, str] | None = None, characters_per_token: float | None = None
+) -> Trace:
+    """The trace at `path`.
+
+    `columns` maps a role (length, group, member, turn, tool, …) to the column that plays it, where its name is not one
+    of the known ones. `characters_per_token` turns lengths that are characters into tokens.
+    Raises `UserError` when there is nothing there or it cannot be read.
+    """
+    place = Path(path)
+    if characters_per_token is not None and not characters_per_token > 0:
+        raise UserError(f"characters_per_token = {characters_per_token} cannot be; write a number above 0, such as 4")
+    if not place.exists():
+        raise UserError(f"there is no trace at {place}; write a run folder or a rollout dump")
+    trace = _read_folder(place, columns or {}) if place.is_dir() else _read_file(place, columns or {})
+    return _in_tokens(trace, characters_per_token) if characters_per_token else trace
+
+
+def _read_folder(folder: Path, columns: Mapping[str, str]) -> Trace:
+    if (folder / "config.resolved.json").exists():
+        return read_run(folder)
+    files = [file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.stem.isdecimal()]
+    if not files:
+        raise UserError(f"{folder} is no run folder and holds no numbered dumps such as 12.jsonl or 12.pt; name a file")
+    files.sort(key=lambda file: int(file.stem))
+    return _joined(str(folder), files, [_read_file(file, columns) for file in files])
+
+
+def _read_file(path: Path, columns: Mapping[str, str]) -> Trace:
+    with path.open("rb") as file:
+        start = file.read(_PEEK)
+    if start.startswith(_PYTORCH):
+        return read_slime(str(path), load_pt(path))
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text:
+        raise UserError(f"{path} is empty; write a run folder or a rollout dump")
+    if text[:1] not in (b"{", b"["):
+        return read_table(str(path), csv_rows(path), columns)
+    document = _document(path)
+    return _read_rows(path, columns) if document is None else read_slime(str(path), document)
+
+
+def _document(path: Path) -> object:
+    """The JSON object that the file is as a whole; None where it is rows (also where the one row has no samples)."""
+    with path.open("rb") as file:
+        first, more = file.readline(), file.readline()
+    indented = first.strip() == b"{"
+    if not indented and (more.strip() or b'"samples"' not in first):
+        return None
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and (indented or "samples" in document) else None
+
+
+def _read_rows(path: Path, columns: Mapping[str, str]) -> Trace:
+    rows = json_rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path} holds no rows; write one for each rollout")
+    whole = chain([first], rows)
+    if first.data.keys() >= RUN_KEYS:
+        return run_trace(str(path), ((None, row) for row in whole), None)
+    if first.data.keys() >= VERL_KEYS:
+        return read_verl(str(path), whole, columns.get("length"))
+    return read_table(str(path), whole, columns)
+
+
+def _joined(folder: str, files: Sequence[Path], traces: Sequence[Trace]) -> Trace:
+    """Dumps of one kind as one trace: a file is a step where its rows do not say, and no group spans two files."""
+    kinds = list(dict.fromkeys((trace.kind, trace.unit) for trace in traces))
+    if len(kinds) > 1:
+        names = ", ".join(f"{unit} of a {kind}" for kind, unit in kinds)
+        raise UserError(f"{folder} holds dumps that do not belong together ({names}); name one file, or sort them out")
+    rollouts, base = [], 0
+    for file, trace in zip(files, traces, strict=True):
+        for r in trace.rollouts:
+            rollouts.append(replace(r, group=base + r.group, step=int(file.stem) if r.step is None else r.step))
+        base += 1 + max(r.group for r in trace.rollouts)
+    missing = tuple(dict.fromkeys(word for trace in traces for word in trace.missing))
+    grouped = all(trace.grouped for trace in traces)
+    return replace(traces[0], path=folder, rollouts=tuple(rollouts), missing=missing, grouped=grouped)
+
+
+def _in_tokens(trace: Trace, characters: float) -> Trace:
+    if trace.unit == "tokens":
+        return trace
+    rollouts = tuple(replace(r, tokens=round(r.tokens / characters)) for r in trace.rollouts)
+    missing = (f"token counts (characters of output / {characters:g})", *trace.missing[1:])
+    return replace(trace, unit="tokens", rollouts=rollouts, missing=missing)

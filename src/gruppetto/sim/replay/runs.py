@@ -1,0 +1,88 @@
+"""Our own run folders: every rollout that became final, trained on or dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gruppetto.errors import UserError
+from gruppetto.sim.replay.endings import absent, ending_of
+from gruppetto.sim.replay.rows import Row, json_rows
+from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, TraceTurn, number_groups, number_members
+
+KEYS = frozenset({"rollout", "group", "fate", "tokens"})
+"""What every row of a run's rollouts file has."""
+
+
+def read_run(folder: Path) -> Trace:
+    """The rollouts of a run folder, by step. Raises `UserError` when it has none or a file is damaged."""
+    files = sorted((folder / "rollouts").glob("step_*.jsonl"))
+    if not files:
+        raise UserError(f"run folder {folder} has no rollouts/step_*.jsonl: no step was finished; replay another run")
+    rows = [(_step(file), row) for file in files for row in json_rows(file)]
+    return run_trace(str(folder), rows, _budget(folder / "config.resolved.json"))
+
+
+def run_trace(path: str, rows: Iterable[tuple[int | None, Row]], cap: int | None) -> Trace:
+    """The trace of (step, row) pairs of rollouts files."""
+    held = list(rows)
+    if not held:
+        raise UserError(f"{path} holds no rollouts; replay a run that finished a step")
+    groups = number_groups([row.word("group") for _, row in held])
+    members = number_members(groups)
+    pairs = zip(held, groups, members, strict=True)
+    rollouts = tuple(_rollout(step, row, group, member) for (step, row), group, member in pairs)
+    missing = (*absent(rollouts), "rollouts still unfinished when the run ended")
+    return Trace(path=path, kind="run folder", rollouts=rollouts, missing=missing, cap=cap)
+
+
+def _rollout(step: int | None, row: Row, group: int, member: int) -> TraceRollout:
+    tokens = row.count("tokens")
+    if tokens is None:
+        raise row.error("has no tokens; this is no row of a run's rollouts file")
+    finish = row.word("finish")
+    cut = finish is None and tokens > 0
+    return TraceRollout(
+        group=group,
+        member=member,
+        tokens=tokens,
+        turns=_turns(row),
+        tool_s=row.seconds("tool_s"),
+        prompt_tokens=row.count("prompt_tokens"),
+        reward=row.number("reward"),
+        ending=Ending.ABORT if finish is None else ending_of(finish),
+        finish=finish or ("aborted" if cut else "never finished"),
+        step=step,
+        task=row.word("task"),
+        generate_s=row.seconds("generate_s"),
+    )
+
+
+def _turns(row: Row) -> tuple[TraceTurn, ...] | None:
+    """Turns as [model tokens, observation tokens, tool seconds], where the run had any."""
+    listed = row.value("turns")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not all(isinstance(turn, list) and len(turn) == 3 for turn in listed):
+        raise row.error("turns is no list of [model tokens, observation tokens, tool seconds]")
+    parts = [
+        Row(f"{row.place} turn {n}", dict(zip(("model", "obs", "tool"), t, strict=True))) for n, t in enumerate(listed)
+    ]
+    return tuple(TraceTurn(p.count("model") or 0, p.count("obs"), p.seconds("tool")) for p in parts)
+
+
+def _step(file: Path) -> int | None:
+    digits = file.stem.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else None
+
+
+def _budget(file: Path) -> int | None:
+    """`rollout.max_tokens` of the run's config."""
+    try:
+        config: Any = json.loads(file.read_text("utf-8"))
+        budget = config["rollout"]["max_tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is damaged: it has no rollout.max_tokens; replay a run folder that is whole") from None
+    return budget if isinstance(budget, int) else None
