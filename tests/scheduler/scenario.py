@@ -63,6 +63,8 @@ class Scenario:
     drop_zero_variance: bool = False
     when_starved_train: bool = False
     timeout_s: float = 5000.0
+    abort_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds until an engine acts on an abort, and from then until it says so."""
     train_s: float = 0.0
     faults: tuple[Fault, ...] = ()
     kills: tuple[Kill, ...] = ()
@@ -162,11 +164,15 @@ class SpyEngine(SimEngine):
 
     async def abort(self, rid=None):
         await self._speaks.wait()
-        return await super().abort(rid)
+        await asyncio.sleep(self._scenario.abort_s[0])
+        stopped = await super().abort(rid)
+        await asyncio.sleep(self._scenario.abort_s[1])
+        return stopped
 
     async def pause(self, mode):
         self._speaks.set()
-        await super().pause(mode)
+        await super().abort()
+        await super().pause("keep")
 
     def fail(self, mute):
         if mute:
@@ -180,10 +186,13 @@ class CountingRecorder(NullRecorder):
 
     def __init__(self):
         self.events = []
+        self.closed = asyncio.Event()
         self.loop = None
 
     def event(self, kind, t, **fields):
         self.events.append((kind, t, tuple(sorted(fields.items(), key=lambda item: item[0]))))
+        if kind == "close":
+            self.closed.set()
         if self.loop is not None:
             entries = self.loop.pool.rollouts.values()
             assert self.loop.pool.census.balanced(len(entries), sum(r.tokens for r in entries))

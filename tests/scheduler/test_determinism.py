@@ -64,3 +64,15 @@ def test_a_restored_loop_has_the_state_it_was_saved_with(policy):
 
     before, after = run_virtual(main())
     assert before == after
+
+
+def test_a_restored_loop_goes_on_without_the_filter_that_starved():
+    starving = {"drop_zero_variance": True, "same_reward": 1.0, "when_starved_train": True}
+    run = Run(Scenario(steps=1, **starving))
+
+    async def main():
+        await run.go()
+        await run._fresh_loop(json.dumps(run.loop.state()))
+        return run.loop.filter.filtering
+
+    assert run_virtual(main()) is False

@@ -1,5 +1,6 @@
 """The promises of the design, over whole runs drawn by hypothesis, with every fault that a run must survive."""
 
+import asyncio
 import json
 from collections import Counter
 
@@ -48,6 +49,7 @@ SHAPE = {
     "context": st.sampled_from([100, 1000]),
     "reward_s": st.sampled_from([0.0, 3.0, 40.0]),
     "train_s": st.sampled_from([0.0, 20.0]),
+    "abort_s": st.sampled_from([(0.0, 0.0), (0.0, 0.3), (2.0, 0.0)]),
     "kills": st.lists(KILLS, max_size=3).map(tuple),
     "give_back": st.frozensets(st.integers(0, 7), max_size=2),
     "limit": st.one_of(st.none(), st.integers(0, 20)),
@@ -137,12 +139,33 @@ def test_a_run_that_starved_can_still_be_saved():
 
 def test_nothing_is_aborted_but_by_a_close():
     """An abort is for the requests in flight when it was asked for, not for those of the next step."""
-    run, error = run_scenario(Scenario(policy=Partial(2.0), slots=12, engines=2, steps=12))
+    run, error = run_scenario(Scenario(policy=Partial(2.0), slots=12, engines=2, steps=12, abort_s=(0.0, 0.05)))
     assert error is None
     closed = {t for kind, t, _ in run.recorder.events if kind == "close"}
     parked = {t for kind, t, _ in run.recorder.events if kind == "park"}
     assert parked
     assert parked <= closed
+
+
+def test_a_batch_that_was_closed_and_not_handed_out_is_ready_again():
+    """Interrupted while the others are still being parked."""
+    run = Run(Scenario(policy=Partial(2.0), abort_s=(0.5, 0.0)))
+
+    async def main():
+        await run._fresh_loop(None)
+        task = asyncio.create_task(run.loop.next_batch())
+        await run.recorder.closed.wait()
+        assert run.loop.pool.num_running
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await run._save()
+        assert (run.loop.pool.num_ready, run.loop.pool.census.trained) == (4, 0)
+        first = await run.loop.next_batch()
+        assert run.loop.pool.num_ready == 0
+        return [g.id for g in first]
+
+    closed = run_virtual(main())
+    assert [dict(fields)["groups"] for kind, _, fields in run.recorder.events if kind == "close"] == [closed, closed]
 
 
 @pytest.mark.parametrize("after_s", [0.5, 7.0, 7.001, 18.0, 40.0])
