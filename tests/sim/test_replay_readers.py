@@ -290,6 +290,18 @@ def test_fit_leaves_out_what_was_cut_off_from_outside(tmp_path):
     assert trace.fit(cap=1000).cap == 1000
 
 
+def test_the_icc_is_that_of_rollouts_which_ended_by_themselves(tmp_path):
+    rows = [{"group": g, "length": 10**g, "finish": "stop"} for g in (1, 2, 3) for _ in range(2)]
+    path = write_jsonl(tmp_path / "t.jsonl", rows)
+    assert read_trace(path).summary().icc == pytest.approx(1)
+    cut = [{"group": g, "length": 10 ** (5 - g), "finish": "abort"} for g in (1, 2, 3)]
+    write_jsonl(path, rows + cut)
+    assert read_trace(path).summary().icc == pytest.approx(1)
+    assert read_trace(path).summary().censored_share == pytest.approx(1 / 3)
+    write_jsonl(path, rows[::2])
+    assert read_trace(path).summary().icc is None
+
+
 COLUMNS = ["step", "group", "member", "length", "tool_s", "prompt_tokens", "reward", "finish"]
 number = st.floats(0, 1e6, allow_nan=False).map(lambda x: round(x, 3))
 rollout = st.fixed_dictionaries(

@@ -102,6 +102,8 @@ def test_one_parameter_does_not_shift_the_draws_of_another():
     calm = after != 32_768
     assert 0.9 < calm.mean() < 0.97
     assert (before[calm] == after[calm]).all()
+    ran = np.log(before[~calm])
+    assert abs(ran.mean() - plain.mu) < 3.5 * 0.9 / math.sqrt(len(ran) / 1.5)  # who runs away is not who was short
 
 
 def test_tasks_share_what_is_the_prompts_and_attempts_do_not():
