@@ -1,9 +1,9 @@
 """A workload made of recorded rollouts: the same interface as the generator, whole groups at a time.
 
 Promises those of `Demand`. Groups are replayed in the order of the record (group id after group id, round and round;
-`task` plays no part), or bootstrapped: each task takes a recorded group at random, whole, which keeps what siblings share. Within a group, members are taken in order;
-members past the recorded ones are drawn again from the same group. Lengths are what was recorded: one that was cut off
-by a budget or an abort is a lower bound and stays one.
+`task` plays no part), or bootstrapped: each task takes a recorded group at random, whole, which keeps what siblings
+share. Within a group, members are taken in order; members past the recorded ones are drawn again from the same group.
+Lengths are what was recorded: one that was cut off by a budget or an abort is a lower bound and stays one.
 """
 
 from __future__ import annotations
