@@ -169,3 +169,53 @@ def test_cut_keeps_only_what_a_trained_token_sees():
     assert cut(0, [1, 2], np.asarray([False, False])) is None
     with pytest.raises(ValueError, match="first token"):
         cut(0, [1, 2], np.asarray([True, True]))
+
+
+def group_of(*responses, prompt=20, first=0, seed=0, vocabulary=VOCABULARY):
+    """Sequences with one prompt; `responses` are their lengths."""
+    rng = np.random.default_rng(seed)
+    start = rng.integers(0, vocabulary, prompt)
+    return [
+        cut(first + i, [*start, *rng.integers(0, vocabulary, n)], np.arange(prompt + n) >= prompt)
+        for i, n in enumerate(responses)
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 12])
+def test_a_shared_prompt_changes_no_logprob_and_no_gradient(model_folder, window, tmp_path):
+    if window:
+        save_tiny("Mistral", tmp_path, sliding_window=window)
+    model = load_model(tmp_path if window else model_folder, CPU).double()
+    pieces = [*group_of(5, 1, 9), *pieces_of(7), *group_of(3, 4, prompt=17, seed=1), *group_of(6, seed=2)]
+    factors = torch.randn(sum(p.targets.size for p in pieces), dtype=torch.float64)
+    together = pack(pieces, CPU)
+    assert together.ids.numel() == sum(p.ids.size for p in pieces) - 19 - 20 - 17  # a response of 1 has no own column
+    found, _ = row_logprobs(model, together, temperature=1.0, chunk=8)
+    alone = torch.cat([row_logprobs(model, pack([p], CPU), temperature=1.0, chunk=8)[0] for p in pieces])
+    parameters = list(model.parameters())
+    gradients = [torch.autograd.grad((logprob * factors).sum(), parameters) for logprob in (found, alone)]
+    assert torch.allclose(found, alone, rtol=0, atol=1e-12)
+    for one, other in zip(*gradients, strict=True):  # the norms' backward rounds to float32, before or after the sum
+        assert torch.allclose(one, other, rtol=0, atol=1e-6 * other.abs().max().item())
+
+
+def test_rows_count_a_shared_prompt_once():
+    made = list(rows(group_of(5, 5, 5, 5, prompt=40), 55))  # cut before its last token, a response has 4 columns
+    assert [[piece.owner for piece in row] for row in made] == [[0, 1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("change", "shared"),
+    [
+        (lambda a, b: (a, b), 20),
+        (lambda a, b: (a, [*b[:18], (b[18] + 1) % VOCABULARY, *b[19:]]), 18),
+        (lambda a, b: (a, [*b[:15], (b[15] + 1) % VOCABULARY, *b[16:]]), 0),  # not worth it
+        (lambda a, b: (a[:17], b), 16),  # a holds 16 columns of the prompt: the last token is only predicted
+    ],
+)
+def test_what_is_shared_is_a_common_beginning_that_is_worth_it(change, shared):
+    first, second = change([*range(20), 30, 31, 32], [*range(20), 33, 34, 35])
+    pieces = [
+        cut(owner, ids, np.arange(len(ids)) >= min(20, len(ids) - 1)) for owner, ids in enumerate((first, second))
+    ]
+    assert pack(pieces, CPU).prefixes == ((0, 0), (0, shared))

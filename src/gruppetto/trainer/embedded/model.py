@@ -1,9 +1,9 @@
 """The model that learns: loaded from a Hugging Face folder, run on packed rows, written back as such a folder.
 
 Promises: master weights are float32; a folder is refused when weights are missing from it, or when the packed forward
-does not give the model's own log-probabilities (checked at load on two short sequences), so that an architecture which
-does something unforeseen around attention or the head is named instead of trained wrongly; a written folder is complete
-(config, safetensors, the tokenizer's files).
+does not give the model's own log-probabilities (checked at load on short sequences, two of them with one prompt), so
+that an architecture which does something unforeseen around attention or the head is named instead of trained wrongly; a
+written folder is complete (config, safetensors, the tokenizer's files).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transformers.utils import logging as transformers_logging
 
 from gruppetto.errors import UserError
 from gruppetto.trainer.embedded.logprobs import token_logprobs
-from gruppetto.trainer.embedded.packing import ATTENTION, Piece, Row, cut, pack, segment_attention
+from gruppetto.trainer.embedded.packing import ATTENTION, WORTH_SHARING, Piece, Row, cut, pack, segment_attention
 
 AttentionInterface.register(ATTENTION, segment_attention)
 
-_PROBE_LENGTHS = (6, 9)
+_PROBE_PROMPT = WORTH_SHARING + 3
 _PROBE_TOLERANCE = 1e-3
 """Nats; rounding in float32 stays under 1e-4, a forgotten soft-cap or scale is far above."""
 
@@ -80,7 +80,11 @@ def hidden_states(model: Any, row: Row, dtype: torch.dtype) -> Tensor:
     autocast = dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(row.ids.device.type, dtype=dtype, enabled=autocast):
         output = model.base_model(
-            input_ids=row.ids, position_ids=row.positions, use_cache=False, segment_lengths=row.lengths
+            input_ids=row.ids,
+            position_ids=row.positions,
+            use_cache=False,
+            segment_lengths=row.lengths,
+            segment_prefixes=row.prefixes,
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
@@ -98,10 +102,8 @@ def row_logprobs(
 
 @torch.no_grad()
 def _check_packing(model: Any, path: str | Path) -> None:
-    """Compares a packed row of two sequences with the model's own forward; leaves the model on packed attention."""
-    pieces = [
-        _probe(owner, length, model.config.get_text_config().vocab_size) for owner, length in enumerate(_PROBE_LENGTHS)
-    ]
+    """Compares a packed row of three sequences with the model's own forward; leaves the model on packed attention."""
+    pieces = _probes(model.config.get_text_config().vocab_size)
     device = next(model.parameters()).device
     expected = torch.cat([_own_logprobs(model, piece, device) for piece in pieces])
     if not getattr(model, "_supports_attention_backend", False):
@@ -118,15 +120,18 @@ def _check_packing(model: Any, path: str | Path) -> None:
         )
 
 
-def _probe(owner: int, length: int, vocabulary: int) -> Piece:
-    ids = (np.arange(length) * 7919 + 11 * owner + 3) % vocabulary
-    piece = cut(owner, ids.tolist(), np.arange(length) > 0)
-    assert piece is not None
-    return piece
+def _probes(vocabulary: int) -> list[Piece]:
+    """A short sequence, and two that share a prompt."""
+    ids = (np.arange(_PROBE_PROMPT + 9) * 7919 + 3) % vocabulary
+    plain, prompt, first, second = ids[:6][::-1], ids[:-9], ids[-9:-6], ids[-6:]
+    sequences = [(plain, 1), (np.append(prompt, first), 1), (np.append(prompt, second), prompt.size)]
+    pieces = [cut(i, ids.tolist(), np.arange(ids.size) >= begin) for i, (ids, begin) in enumerate(sequences)]
+    return [piece for piece in pieces if piece is not None]
 
 
 def _own_logprobs(model: Any, piece: Piece, device: torch.device) -> Tensor:
     logits = model(input_ids=torch.from_numpy(piece.ids)[None].to(device), use_cache=False).logits[0].float()
+    logits = logits[torch.from_numpy(piece.trained - 1).to(device)]
     targets = torch.from_numpy(piece.targets).to(device)
     logprobs: Tensor = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     return logprobs

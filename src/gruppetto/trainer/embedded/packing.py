@@ -1,7 +1,13 @@
 """Sequences packed one behind the other in a row, without padding, and attention that stays inside each of them.
 
-Promises: a sequence's hidden states do not depend on its row-mates (up to rounding); a sequence is never split, so a
-row is longer than the token budget only when one sequence alone is; what no trained token can see is not computed.
+    row      prompt a · response a1 · response a2 · response a3 · prompt b · response b1 · …
+    a2 sees  ^^^^^^^^                ^^^^^^^^^^^ (itself so far)
+
+The prompt that the rollouts of a group share is computed once a row: a sequence which begins like the one before it
+gives only its own part to the row and attends to the other's columns. With the group's 8 rollouts and short answers
+most of the tokens are such prompts. Promises: a sequence's hidden states do not depend on its row-mates (up to
+rounding), and gradients flow into a shared prompt from all who share it; a sequence is never split, so a row is longer
+than the token budget only when one sequence alone is; what no trained token can see is not computed.
 """
 
 from __future__ import annotations
@@ -24,6 +30,9 @@ ATTENTION = "gruppetto_segments"
 _NOT_BUILT = ("softcap", "s_aux", "position_bias")
 """Arguments of the attention interface that change the scores: soft-caps, sinks, learned position biases."""
 
+WORTH_SHARING = 16
+"""Tokens. Below it the additional attention calls cost more than the columns saved, measured on one million weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -39,12 +48,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tensors of one forward, int64: `ids` and `positions` [1, S]; `lengths` of the sequences, which sum to S;
-    `sources` [n] the columns whose hidden state predicts a trained token, `targets` [n] those tokens."""
+    """Tensors of one forward, int64: `ids` and `positions` [1, S]; `lengths` of the sequences' own parts, which sum to
+    S; `prefixes` the (first column, tokens) that each shares, (0, 0) for none; `sources` [n] the columns whose hidden
+    state predicts a trained token, `targets` [n] those tokens."""
 
     ids: Tensor
     positions: Tensor
     lengths: tuple[int, ...]
+    prefixes: tuple[tuple[int, int], ...]
     sources: Tensor
     targets: Tensor
 
@@ -63,37 +74,72 @@ def cut(owner: int, token_ids: Sequence[int], is_trained: NDArray[np.bool_]) -> 
     return Piece(owner, ids[: trained[-1]], trained, ids[trained])
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A sequence in its row: `shared` of its tokens stand at column `prefix` on, the others at column `start` on."""
+
+    piece: Piece
+    start: int
+    prefix: int
+    shared: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.piece.ids.size - self.shared
+
+    def columns(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these positions of the sequence stand in the row."""
+        return positions + np.where(positions < self.shared, self.prefix, self.start - self.shared)
+
+
 def rows(pieces: Iterable[Piece], micro_tokens: int) -> Iterator[list[Piece]]:
-    """Pieces in the given order, as many to a row as fit in `micro_tokens`."""
-    row: list[Piece] = []
-    used = 0
+    """Pieces in the given order, as many to a row as fit in `micro_tokens`; what they share counts once."""
+    row: list[_Place] = []
     for piece in pieces:
-        if row and used + piece.ids.size > micro_tokens:
-            yield row
-            row, used = [], 0
-        row.append(piece)
-        used += piece.ids.size
+        place = _place(piece, row)
+        if row and place.end > micro_tokens:
+            yield [placed.piece for placed in row]
+            row = []
+            place = _place(piece, row)
+        row.append(place)
     if row:
-        yield row
+        yield [placed.piece for placed in row]
 
 
 def pack(pieces: Sequence[Piece], device: torch.device) -> Row:
     """One row of tensors on `device`."""
-    lengths = [piece.ids.size for piece in pieces]
-    starts = np.cumsum([0, *lengths[:-1]])
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    sources = np.concatenate([piece.trained - 1 + start for piece, start in zip(pieces, starts, strict=True)])
+    places: list[_Place] = []
+    for piece in pieces:
+        places.append(_place(piece, places))
 
-    def tensor(values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True)
+    def tensor(parts: Iterable[NDArray[np.int64]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(list(parts))).to(device, non_blocking=True)
 
     return Row(
-        ids=tensor(np.concatenate([piece.ids for piece in pieces]))[None],
-        positions=tensor(positions)[None],
-        lengths=tuple(lengths),
-        sources=tensor(sources),
-        targets=tensor(np.concatenate([piece.targets for piece in pieces])),
+        ids=tensor(place.piece.ids[place.shared :] for place in places)[None],
+        positions=tensor(np.arange(place.shared, place.piece.ids.size) for place in places)[None],
+        lengths=tuple(place.end - place.start for place in places),
+        prefixes=tuple((place.prefix, place.shared) for place in places),
+        sources=tensor(place.columns(place.piece.trained - 1) for place in places),
+        targets=tensor(place.piece.targets for place in places),
     )
+
+
+def _place(piece: Piece, row: Sequence[_Place]) -> _Place:
+    """Behind the row's last sequence, sharing the beginning of the last one that is there in whole."""
+    whole = next((placed for placed in reversed(row) if not placed.shared), None)
+    shared = _common(piece, whole.piece) if whole else 0
+    return _Place(piece, row[-1].end if row else 0, whole.start if whole and shared else 0, shared)
+
+
+def _common(piece: Piece, other: Piece) -> int:
+    """Leading tokens of `piece` that `other` has too, none of them trained on in `piece`; 0 when not worth it."""
+    limit = min(piece.ids.size - 1, other.ids.size, int(piece.trained[0]))
+    if limit < WORTH_SHARING:
+        return 0
+    differs = np.flatnonzero(piece.ids[:limit] != other.ids[:limit])
+    common = int(differs[0]) if differs.size else limit
+    return common if common >= WORTH_SHARING else 0
 
 
 def segment_attention(
@@ -104,6 +150,7 @@ def segment_attention(
     attention_mask: Tensor | None,
     *,
     segment_lengths: Sequence[int],
+    segment_prefixes: Sequence[tuple[int, int]] | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -111,9 +158,10 @@ def segment_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention inside each segment of a packed row; the signature is transformers' attention interface.
 
-    query [1, heads, S, d], key and value [1, kv_heads, S, d]; returns [1, S, heads, d] and no weights.
-    `segment_lengths` travels from the forward call through the model's keyword arguments. Raises `UserError` for an
-    architecture that changes the scores in a way that is not built here.
+    query [1, heads, S, d], key and value [1, kv_heads, S, d]; returns [1, S, heads, d] and no weights. A segment also
+    sees the columns of its (first column, tokens) in `segment_prefixes`, which lie before its own in the sequence.
+    Both travel from the forward call through the model's keyword arguments. Raises `UserError` for an architecture
+    that changes the scores in a way that is not built here.
     """
     if unknown := [name for name in _NOT_BUILT if others.get(name) is not None]:
         raise UserError(f"model: its attention uses {unknown[0]}, which packed training lacks; use Qwen3, Llama ...")
@@ -121,15 +169,20 @@ def segment_attention(
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     cuts = [torch.split(tensor, list(segment_lengths), dim=2) for tensor in (query, key, value)]
-    outputs = [_attend(q, k, v, scaling, dropout, sliding_window) for q, k, v in zip(*cuts, strict=True)]
+    outputs = []
+    for q, k, v, (start, shared) in zip(*cuts, segment_prefixes or [(0, 0)] * len(segment_lengths), strict=True):
+        if shared:
+            k, v = (torch.cat([t[:, :, start : start + shared], own], 2) for t, own in ((key, k), (value, v)))
+        outputs.append(_attend(q, k, v, scaling, dropout, sliding_window))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, dropout: float, window: int | None) -> Tensor:
-    if window is None or q.shape[2] <= window:
+    """The queries are those of the last positions."""
+    count, total = q.shape[2], k.shape[2]
+    if count == total and (window is None or total <= window):
         return scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling)
-    index = torch.arange(q.shape[2], device=q.device)
-    age = index[:, None] - index[None, :]
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=(age >= 0) & (age < window), dropout_p=dropout, scale=scaling
-    )
+    index = torch.arange(total, device=q.device)
+    age = index[total - count :, None] - index
+    mask = (age >= 0) & (age < (window or total))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
