@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from gruppetto.engines.base import EngineFinish
 from gruppetto.engines.embedded import choose
+from gruppetto.engines.embedded.cache import SlotKV
 from gruppetto.errors import EngineError, UserError
 
 SLOTS = (3, 16, 24)
@@ -62,6 +63,18 @@ def test_rows_that_move_while_the_batch_shrinks_keep_their_bits(exact):
     asks = [request(str(i), prompt(i, 10 + i), max_tokens=n, seed=i) for i, n in enumerate(budgets)]
     results = run(exact[24], asks)
     for i in (12, 20, 22, 23):
+        assert bits(results[str(i)]) == bits(run(exact[16], [asks[i]])[str(i)])
+
+
+def test_rows_that_change_places_by_depth_keep_their_bits(exact, monkeypatch):
+    swaps = []
+    swap = SlotKV.swap_rows
+    monkeypatch.setattr(SlotKV, "swap_rows", lambda kv, *a: (swaps.append(a), swap(kv, *a)))
+    shapes = [(5, 40), (5, 9), (50, 40), (150, 5), (60, 90), (10, 70), (120, 30), *[(8 + i, 12) for i in range(20)]]
+    asks = [request(str(i), prompt(i, length), max_tokens=n, seed=i) for i, (length, n) in enumerate(shapes)]
+    results = run(exact[24], asks)
+    assert len(swaps) >= 4
+    for i in (0, 1, 2, 4, 5, 6, 25):
         assert bits(results[str(i)]) == bits(run(exact[16], [asks[i]])[str(i)])
 
 

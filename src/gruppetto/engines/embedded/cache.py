@@ -43,6 +43,13 @@ class SlotKV:
         for kv in self.layers:
             kv[target, :, :length] = kv[source, :, :length]
 
+    def swap_rows(self, one: int, other: int, length: int) -> None:
+        """Exchanges the first `length` columns of two rows."""
+        for kv in self.layers:
+            kept = kv[one, :, :length].clone()
+            kv[one, :, :length] = kv[other, :, :length]
+            kv[other, :, :length] = kept
+
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's view: writes where the running call says, returns what its rows may see."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from gruppetto.clock import monotonic
 from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult
 from gruppetto.engines.embedded.cache import SlotKV
+from gruppetto.engines.embedded.depth import classes, exchanges
 from gruppetto.engines.embedded.forward import Forward
 from gruppetto.engines.embedded.rows import Row, row_for
 from gruppetto.engines.embedded.sampling import SamplingPlan, plan_for, sample
@@ -221,6 +222,8 @@ class Core:
     def _decode_call(self) -> list[GenerateResult]:
         if not self._may_enter():
             self._close_holes()
+        if self.forward.by_depth:
+            self._sort_rows()
         live = [row for row in self._slots if row is not None]
         batch = self._batch_rows(live[-1].slot + 1)
         for row in live:
@@ -275,6 +278,20 @@ class Core:
             row.slot = slot
             self._set_input(row)
         self._plan = None
+
+    def _sort_rows(self) -> None:
+        """Brings the longest contexts into the lowest slots."""
+        used = max(slot for slot, row in enumerate(self._slots) if row is not None) + 1
+        for low, high in exchanges(classes(self._positions[:used])):
+            pair = self._slots[high], self._slots[low]
+            self.kv.swap_rows(low, high, int(max(self._positions[low], self._positions[high])))
+            self._slots[low], self._slots[high] = pair
+            for slot, row in zip((low, high), pair, strict=True):
+                self._positions[slot] = 0
+                if row is not None:
+                    row.slot = slot
+                    self._set_input(row)
+            self._plan = None
 
     def _sampling_plan(self, batch: int) -> SamplingPlan:
         if self._plan is None or self._plan_rows != batch:

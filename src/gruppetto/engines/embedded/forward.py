@@ -20,6 +20,8 @@ class Forward(ABC):
     """Runs one model over one `SlotKV`."""
 
     name: str
+    by_depth: bool = False
+    """Whether decode is faster when long contexts are in the low rows (`depth`)."""
 
     @abstractmethod
     def prefill(self, ids: Tensor, rows: Tensor, start: int) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gruppetto.engines.embedded.cache import SlotKV
+from gruppetto.engines.embedded.depth import parts
 from gruppetto.engines.embedded.forward import Forward, chunk_mask, decode_mask
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
@@ -61,6 +62,7 @@ class FusedForward(Forward):
         self._heads = attention.q_proj.out_features // self._size
         self._width = model.config.intermediate_size
         self._rows = torch.arange(kv.rows, device=model.device)
+        self.by_depth = model.device.type == "cpu"
         self._cos, self._sin = self._rotary(kv.capacity)
         self._layers: list[_Layer] = []
         self.rebind()
@@ -130,13 +132,18 @@ class FusedForward(Forward):
         self._run(ids, positions, attend)
 
     def decode(self, ids: Tensor, positions: Tensor, span: int) -> Tensor:
-        batch, mask = len(ids), decode_mask(positions, span, self._cos.dtype)
-        rows = self._rows[:batch]
+        rows = self._rows[: len(ids)]
+        cut = parts(positions.numpy()) if self.by_depth else [(0, len(ids), span)]
+        masks = [decode_mask(positions[a:b], columns, self._cos.dtype) for a, b, columns in cut]
 
         def attend(index: int, q: Tensor, new: Tensor) -> Tensor:
             kv = self._kv.layers[index]
             kv[rows, :, positions] = new
-            return self._attention(q, kv[:batch, :, :span], mask)
+            seen = [
+                self._attention(q[a:b], kv[a:b, :, :columns], mask)
+                for (a, b, columns), mask in zip(cut, masks, strict=True)
+            ]
+            return seen[0] if len(seen) == 1 else torch.cat(seen)
 
         return F.linear(self._run(ids, positions, attend), self._head.weight, self._head.bias)
 
