@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 SHARED_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
 """Threads and OpenMP settings of every process of both sides."""
 
-GROUP, SLOTS, TASKS = 8, 64, 512
+GROUP, TASKS = 8, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean lengths of the model's two kinds of answers, and how often it gives the long one."""
+
+    short: int
+    long: int
+    share_long: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +29,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. `mean_length`: the model ends an answer after each character with probability 1 / mean_length;
-    None: it never ends one, and all answers are `max_tokens` long. `warm` steps are not timed, `steps` are; `layouts`
-    are those tried for TRL, the first is used."""
+    """One comparison. `lengths` None: the model never ends an answer, and all are `max_tokens` long. `slots` are our
+    engine's. `warm` steps are not timed, `steps` are; `layouts` are those tried for TRL, the first is used."""
 
     name: str
     prompts: int
+    slots: int
     max_tokens: int
-    mean_length: int | None
+    lengths: Lengths | None
     lr: float
     warm: int
     steps: int
@@ -42,26 +51,28 @@ class Case:
         """The same shape, small: for a smoke run."""
         batch = 8 * GROUP
         layout = Layout(min(self.layouts[0].micro_batch, batch), min(self.layouts[0].generate_batch, batch))
-        return replace(self, prompts=8, max_tokens=min(self.max_tokens, 256), steps=2, layouts=(layout,))
+        return replace(self, prompts=8, slots=16, steps=2, layouts=(layout,))
 
 
 TAIL = Case(
     name="tail",
-    prompts=32,
-    max_tokens=512,
-    mean_length=48,
-    lr=1e-3,
+    prompts=16,
+    slots=32,
+    max_tokens=1024,
+    lengths=Lengths(short=20, long=160, share_long=0.06),
+    lr=3e-4,
     warm=3,
     steps=6,
-    layouts=(Layout(32, 256), Layout(64, 256), Layout(256, 256), Layout(64, 64)),
+    layouts=(Layout(64, 128), Layout(32, 128), Layout(16, 128), Layout(128, 128), Layout(32, 32), Layout(64, 64)),
 )
 EQUAL = Case(
     name="equal",
     prompts=16,
+    slots=64,
     max_tokens=32,
-    mean_length=None,
+    lengths=None,
     lr=1e-3,
     warm=3,
     steps=20,
-    layouts=(Layout(128, 128), Layout(32, 128), Layout(64, 128), Layout(64, 64)),
+    layouts=(Layout(128, 128), Layout(64, 128), Layout(32, 128), Layout(64, 64)),
 )

@@ -1,24 +1,25 @@
-"""The model that both sides start from: a byte-level Qwen3 of one million parameters that has learned how long to talk.
+"""The model that both sides start from: a byte-level Qwen3 of a million parameters that has learned how long to talk.
 
-A short supervised phase on random lower-case letters and digits teaches it to end an answer after each character with
-a fixed probability, so that lengths are geometric (p99 = 6.6 x the median), or never.
+A short supervised phase on random characters teaches it two kinds of answers, told apart by the characters they are
+made of: after each character an answer ends with a probability that its kind fixes, or never does. So lengths are
+sampled by the model itself, one token at a time, from a mixture of geometric distributions.
 """
 
 from __future__ import annotations
 
 import random
-import string
 from collections.abc import Iterator
 from pathlib import Path
 
-from cases import TASKS
+from cases import TASKS, Lengths
 from task import rows
 
-CHARACTERS = string.ascii_lowercase + string.digits
-STEPS, BATCH = 100, 32
+CHARACTERS = ("abcdefghijklm01234", "nopqrstuvwxyz56789")
+"""Of short and of long answers: the same share of digits in both."""
+STEPS, BATCH = 150, 32
 
 
-def make_model(folder: Path, *, mean_length: int | None, cap: int) -> Path:
+def make_model(folder: Path, *, lengths: Lengths | None, cap: int) -> Path:
     """Writes the warm-started model as a Hugging Face folder under `folder`; the same arguments give the same model."""
     import torch
     from models import make_tiny_model
@@ -29,30 +30,30 @@ def make_model(folder: Path, *, mean_length: int | None, cap: int) -> Path:
     torch.set_num_threads(1)
     blank = make_tiny_model(folder / "blank")
     model = load_model(blank, torch.device("cpu"))
-    fit(model, _examples(blank, mean_length, cap), steps=STEPS, batch_size=BATCH, lr=3e-3, warmup_steps=10)
+    fit(model, _examples(blank, lengths, cap), steps=STEPS, batch_size=BATCH, lr=3e-3, warmup_steps=10)
     write_folder(model, blank, folder / "model")
     return folder / "model"
 
 
-def _examples(blank: Path, mean_length: int | None, cap: int) -> Iterator[tuple[list[int], list[int]]]:
+def _examples(blank: Path, lengths: Lengths | None, cap: int) -> Iterator[tuple[list[int], list[int]]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(blank)
     rng, prompts = random.Random(0), [row["prompt"] for row in rows(0, TASKS)]
     while True:
         prompt = tokenizer(rng.choice(prompts))["input_ids"]
-        length = _length(rng, mean_length, cap)
-        answer = tokenizer("".join(rng.choices(CHARACTERS, k=length)))["input_ids"] if length else []
+        is_long = lengths is not None and rng.random() < lengths.share_long
+        mean = None if lengths is None else lengths.long if is_long else lengths.short
+        length = _length(rng, mean, cap)
+        answer = tokenizer("".join(rng.choices(CHARACTERS[is_long], k=length)))["input_ids"]
         if length < cap:
             answer.append(tokenizer.eos_token_id)
         yield prompt + answer, [0] * len(prompt) + [1] * len(answer)
 
 
-def _length(rng: random.Random, mean_length: int | None, cap: int) -> int:
-    """Characters before the end; `cap` when there is none."""
-    if mean_length is None:
-        return cap
-    length = 0
-    while length < cap and rng.random() >= 1 / mean_length:
+def _length(rng: random.Random, mean: int | None, cap: int) -> int:
+    """Characters before the end, at least 1; `cap` when there is none."""
+    length = 1
+    while length < cap and (mean is None or rng.random() >= 1 / mean):
         length += 1
     return length

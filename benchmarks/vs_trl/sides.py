@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cases import GROUP, SHARED_ENV, SLOTS, TASKS, Case, Layout
+from cases import GROUP, SHARED_ENV, TASKS, Case, Layout
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -48,7 +48,7 @@ def run_gruppetto(case: Case, model: Path, folder: Path, seed: int, scheduler: s
         "data": {"type": "function", "path": f"{HERE / 'task.py'}:rows", "size": TASKS},
         "rollout": {"prompts_per_step": case.prompts, "group_size": GROUP, "max_tokens": case.max_tokens},
         "scheduler": {"type": scheduler},
-        "engine": {"slots": SLOTS, "context": case.max_tokens + 32},
+        "engine": {"slots": case.slots, "context": case.max_tokens + 32},
         "reward": {"type": "function", "path": f"{HERE / 'task.py'}:digit_share"},
         "train": {"lr": case.lr},
     }  # fmt: skip
@@ -109,7 +109,7 @@ def _read_run(run: Path) -> list[Step]:
     """A run folder's steps."""
     ends = [event["t"] for event in _lines(run / "events.jsonl") if event["kind"] == "publish_end"]
     steps = []
-    for before, end, metrics in zip([0.0, *ends], ends, _lines(run / "metrics.jsonl")):
+    for before, end, metrics in zip([0.0, *ends], ends, _lines(run / "metrics.jsonl"), strict=False):
         rollouts = _lines(run / "rollouts" / f"step_{metrics['step']:06d}.jsonl")
         trained = [rollout for rollout in rollouts if rollout["fate"] == "trained"]
         steps.append(
