@@ -31,7 +31,7 @@ test: install check test-base
 	touch $@
 
 test-base: .venv-base/installed
-	.venv-base/bin/pytest tests/test_clock.py tests/config tests/cli tests/record tests/scheduler
+	.venv-base/bin/pytest tests/test_clock.py tests/config tests/cli tests/record tests/scheduler tests/sim
 
 soak: install
 	HYPOTHESIS_PROFILE=soak .venv/bin/pytest tests/scheduler -o timeout=3600

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.config.loader import Loaded
-from gruppetto.config.schema import Config, PartialScheduler, SyncScheduler
+from gruppetto.config.schema import Config
 from gruppetto.controller import Controller, Interrupted, Stages
 from gruppetto.data.source import RowSource, build_source
 from gruppetto.data.tokenizer import HFTokenizer
-from gruppetto.engines.base import Engine, Sampling
+from gruppetto.engines.base import Engine
 from gruppetto.errors import UserError
 from gruppetto.evaluation import Evaluator
+from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.environment import environment
 from gruppetto.record.fanout import Fanout
@@ -30,18 +31,12 @@ from gruppetto.record.screen import build_screen
 from gruppetto.rewards.base import Reward
 from gruppetto.rewards.build import build_reward
 from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.scheduler.policies.base import SchedulingPolicy
-from gruppetto.scheduler.policies.freshness import Freshness
-from gruppetto.scheduler.policies.partial import Partial
-from gruppetto.scheduler.policies.sync import Sync
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.trainer.base import Trainer
 from gruppetto.weights.base import WeightChannel
 
 INTERRUPTED = 130
-GRACE_S = 60.0
-"""Added to the longest deadline of a rollout before silence is taken for a stall."""
 
 
 def train(loaded: Loaded, *, resume: bool = False) -> int:
@@ -137,16 +132,6 @@ async def _stages(
         )
 
 
-def build_policy(config: Config) -> SchedulingPolicy:
-    """The scheduling policy of the [scheduler] section."""
-    match config.scheduler:
-        case SyncScheduler():
-            return Sync()
-        case PartialScheduler() as partial:
-            freshness = Freshness(partial.max_staleness, partial.over_age)
-            return Partial(partial.over_provision, freshness, partial.max_parked_steps)
-
-
 def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
     """The engines of the [engine] section, not started."""
     from gruppetto.engines.embedded.engine import EmbeddedEngine
@@ -193,34 +178,6 @@ def build_channel(config: Config) -> WeightChannel:
     from gruppetto.weights.inprocess import InProcessChannel
 
     return InProcessChannel(config.weights.bucket_mb << 20)
-
-
-def loop_settings(config: Config, eos_ids: Sequence[int]) -> LoopSettings:
-    """What the scheduler's loop needs of a config."""
-    rollout, buffer = config.rollout, config.buffer
-    sampling = Sampling(
-        max_tokens=rollout.max_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop_ids=tuple(dict.fromkeys([*eos_ids, *rollout.stop_ids])),
-        stop=tuple(rollout.stop),
-    )
-    return LoopSettings(
-        batch_groups=rollout.prompts_per_step,
-        group_size=rollout.group_size,
-        max_tokens=rollout.max_tokens,
-        context=config.engine.context,
-        sampling=sampling,
-        seed=config.run.seed,
-        lockstep=config.run.deterministic,
-        timeout_s=rollout.timeout_s,
-        stall_s=rollout.timeout_s + config.reward.timeout_s + GRACE_S,
-        engine_queue=0 if config.run.deterministic else config.engine.admit_batch,
-        drop_zero_variance=buffer.drop_zero_variance,
-        max_filtered_groups=buffer.max_filtered_groups,
-        when_starved_train=buffer.when_starved == "train",
-    )
 
 
 def _set_threads(config: Config) -> None:

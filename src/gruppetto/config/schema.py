@@ -278,6 +278,28 @@ class LogSection(Section):
     """Write every consumed or dropped rollout with its text."""
 
 
+class SimSection(Section):
+    """[sim]: what `gruppetto simulate` puts in the place of model, data, rewards and trainer."""
+
+    workload: str = "A"
+    """A family of the scheduling study (A, B, C, D, E, R), or a recorded run: a run folder, a verl or slime dump, a CSV
+    or JSONL table of lengths."""
+    decode_base_s: Annotated[float, Field(gt=0)] = 0.0168
+    """Seconds of one decode step with an empty batch."""
+    decode_row_s: Annotated[float, Field(ge=0)] = 0.00033
+    """Seconds that each live row adds to it."""
+    score_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds of one score."""
+    pass_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of rollouts with reward 1; the others have 0."""
+    train_token_s: Annotated[float, Field(ge=0)] = 0.0
+    """Trainer seconds per token of a batch."""
+    train_step_s: Annotated[float, Field(ge=0)] = 0.0
+    """Trainer seconds per step besides."""
+    publish_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds of one publish."""
+
+
 class Config(Section):
     """A whole run."""
 
@@ -294,6 +316,7 @@ class Config(Section):
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+    sim: SimSection = SimSection()
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:
