@@ -29,6 +29,7 @@ from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.pool import GroupEntry
 from gruppetto.step_record import Decode, LengthLedger, StepFacts, rollout_rows, step_metrics
 from gruppetto.trainer.base import Trainer
+from gruppetto.types import Batch
 from gruppetto.weights.base import WeightChannel
 
 T = TypeVar("T")
@@ -80,7 +81,8 @@ class Controller:
     async def run(self) -> None:
         """Trains to the end of the steps or of the data. Raises `Interrupted` after saving when it was asked to end."""
         try:
-            await self._evaluate()
+            if self.version == 0:
+                await self._evaluate()
             while self.version < self.steps:
                 self.stages.loop.open_step()
                 self._since = now()
@@ -104,39 +106,48 @@ class Controller:
         got_batch = now()
         work, decisions = loop.meter.read(), loop.decisions
         batch = build_batch(groups, self.version, loop.policy.freshness, self.stages.advantages)
-        self._event("train_begin", step=step)
+        metrics = await self._train(groups, batch)
+        trained = published = now()
         try:
-            await self._unless_stopped(self.stages.trainer.forward_backward(batch.samples))
-        except (Interrupted, RunError):
-            loop.give_back(groups)
-            raise
-        metrics = dict(await self.stages.trainer.optim_step())
-        trained = now()
-        self._event("train_end", step=step)
-        await self._publish()
-        published = now()
-        if self._eval_due():
-            metrics |= await self._evaluate()
-        seconds = {
-            "wait_for_batch": got_batch - self._since,
-            "train": trained - got_batch,
-            "publish": published - trained,
-            "step": published - self._since,
-        }
-        facts = StepFacts(
-            step=step,
-            batch=batch,
-            groups=groups,
-            dropped=loop.take_dropped(),
-            work=work,
-            generated=dict(loop.meter.generated),
-            trainer=metrics,
-            seconds=seconds,
-            decisions=decisions,
-        )
-        self._record(facts)
+            await self._publish()
+            published = now()
+            if self._eval_due():
+                metrics |= await self._evaluate()
+        finally:  # the batch is consumed, whatever comes after
+            seconds = {
+                "wait_for_batch": got_batch - self._since,
+                "train": trained - got_batch,
+                "publish": published - trained,
+                "step": published - self._since,
+            }
+            self._record(
+                StepFacts(
+                    step=step,
+                    batch=batch,
+                    groups=groups,
+                    dropped=loop.take_dropped(),
+                    work=work,
+                    generated=dict(loop.meter.generated),
+                    trainer=metrics,
+                    seconds=seconds,
+                    decisions=decisions,
+                )
+            )
         if self._checkpoint_every and self.version % self._checkpoint_every == 0:
             await self._save()
+
+    async def _train(self, groups: Sequence[GroupEntry], batch: Batch) -> dict[str, Any]:
+        """One optimizer step; where it does not happen, the batch is ready again."""
+        trainer, step = self.stages.trainer, self.version + 1
+        self._event("train_begin", step=step)
+        try:
+            await self._unless_stopped(trainer.forward_backward(batch.samples))
+            metrics = dict(await trainer.optim_step())
+        except (Interrupted, RunError):
+            self.stages.loop.give_back(groups)
+            raise
+        self._event("train_end", step=step)
+        return metrics
 
     async def _publish(self) -> None:
         """New weights to every engine that serves, while they are paused; then the scheduler goes on."""
@@ -150,11 +161,17 @@ class Controller:
         self._event("publish_end", version=version)
 
     async def _publish_to(self, engines: Sequence[Engine], version: int) -> None:
-        for engine in engines:
-            await engine.pause("abort")
-        await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
-        for engine in engines:
-            await engine.resume()
+        deadline = self.stages.loop.settings.stall_s
+        try:
+            async with asyncio.timeout(deadline):
+                for engine in engines:
+                    await engine.pause("abort")
+                await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
+                for engine in engines:
+                    await engine.resume()
+        except TimeoutError:
+            names = ", ".join(engine.name for engine in engines)
+            raise RunError(f"publish of version {version}: not answered within {deadline:g} s by {names}") from None
 
     def _record(self, facts: StepFacts) -> None:
         loop = self.stages.loop
@@ -188,7 +205,7 @@ class Controller:
         """Goes on from a checkpoint's state; the trainer has loaded its own part."""
         loop = self.stages.loop
         loop.load_state(state["scheduler"])
-        self._lengths.generated, self._lengths.consumed = state["lengths"]
+        self._lengths = LengthLedger.from_state(state["lengths"])
         self._evaluated_at = state["evaluated_at"]
         if self.stages.trainer.version != self.version:
             raise RunError(f"the trainer is at version {self.stages.trainer.version}, the scheduler at {self.version}")
@@ -201,7 +218,7 @@ class Controller:
         await self.stages.loop.park_all()
         state = {
             "scheduler": self.stages.loop.state(),
-            "lengths": [self._lengths.generated, self._lengths.consumed],
+            "lengths": self._lengths.state(),
             "evaluated_at": self._evaluated_at,
             "record": self.stages.offsets() if self.stages.offsets else None,
         }

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gruppetto.record.account import bubble, excess, ks_statistic, lengths_summary, step_bound
+from gruppetto.record.account import bubble, excess, ks_of_counts, lengths_summary, step_bound
 from gruppetto.scheduler.census import Census
 from gruppetto.scheduler.meter import EngineWork
 from gruppetto.scheduler.pool import GroupEntry, Pool
@@ -147,29 +147,46 @@ def _rates(facts: StepFacts) -> dict[str, Any]:
 class LengthLedger:
     """Consumed against generated lengths over the run: whether the scheduling policy favours short answers.
 
-    `generated` are the lengths of finished rollouts, whatever became of them; `consumed` those that were trained on.
+    `generated` counts the lengths of rollouts that became final, whatever became of them; `consumed` those trained on.
+    Kept as counts by length, so that memory does not grow with the run.
     """
 
     def __init__(self) -> None:
-        self.generated: list[int] = []
-        self.consumed: list[int] = []
+        self.generated: Counter[int] = Counter()
+        self.consumed: Counter[int] = Counter()
 
     def add(self, facts: StepFacts) -> None:
         """Books one step."""
         trained = [m.tokens for group in facts.groups for m in group.usable()]
         lost = [m.tokens for group, _ in facts.dropped for m in group.members if m.tokens]
         failed = [m.tokens for group in facts.groups for m in group.members if m.failure and m.tokens]
-        self.consumed += trained
-        self.generated += trained + lost + failed
+        self.consumed.update(trained)
+        self.generated.update([*trained, *lost, *failed])
 
     def metrics(self) -> dict[str, Any]:
         """KS distance and ratio of means; 0 and 1 where nothing is censored."""
         if not self.consumed or not self.generated:
             return {}
         return {
-            "bias/length_ks": ks_statistic(self.consumed, self.generated),
-            "bias/length_ratio": fmean(self.consumed) / fmean(self.generated),
+            "bias/length_ks": ks_of_counts(self.consumed, self.generated),
+            "bias/length_ratio": _mean(self.consumed) / _mean(self.generated),
         }
+
+    def state(self) -> list[list[tuple[int, int]]]:
+        """JSON-able."""
+        return [sorted(self.generated.items()), sorted(self.consumed.items())]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Sequence[tuple[int, int]]]) -> LengthLedger:
+        """What `state` gave."""
+        ledger = cls()
+        for counts, pairs in zip((ledger.generated, ledger.consumed), state, strict=True):
+            counts.update(dict(pairs))
+        return ledger
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    return sum(length * count for length, count in counts.items()) / sum(counts.values())
 
 
 def rollout_rows(facts: StepFacts, decode: Decode | None) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
 
-import numpy as np
-
 
 def lengths_summary(lengths: Sequence[int]) -> dict[str, float]:
     """Mean, p50, p95 and max of `lengths` (tokens). Percentiles are nearest-rank: values that occur.
@@ -63,11 +61,6 @@ def excess(decode_steps: float, bound: float) -> float:
     return decode_steps / bound - 1
 
 
-def steps_since(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, int]:
-    """The difference of two `EngineStats.batch_steps` snapshots: decode steps by number of live rows."""
-    return {rows: count - before.get(rows, 0) for rows, count in after.items() if count != before.get(rows, 0)}
-
-
 def bubble(
     batch_steps: Mapping[int, int], slots: int, queued_steps: Mapping[int, int], decode_steps: int | None = None
 ) -> dict[str, int]:
@@ -90,14 +83,17 @@ def bubble(
     return {"busy": busy, "admission": admission, "tail": slots * total - busy - admission}
 
 
-def ks_statistic(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sample Kolmogorov-Smirnov statistic: the largest gap between the two empirical distributions, in [0, 1].
+def ks_of_counts(a: Mapping[int, int], b: Mapping[int, int]) -> float:
+    """Two-sample Kolmogorov-Smirnov statistic: the largest gap between two empirical distributions, in [0, 1].
 
-    Raises `ValueError` when a sample is empty.
+    A sample is given as counts by value; O(distinct values). Raises `ValueError` when one is empty.
     """
-    if not len(a) or not len(b):
-        raise ValueError(f"a KS statistic needs two samples, not {len(a)} and {len(b)} values")
-    left, right = np.sort(np.asarray(a, dtype=float)), np.sort(np.asarray(b, dtype=float))
-    points = np.concatenate([left, right])
-    gaps = np.searchsorted(left, points, "right") / len(left) - np.searchsorted(right, points, "right") / len(right)
-    return float(np.abs(gaps).max())
+    totals = sum(a.values()), sum(b.values())
+    if not all(totals):
+        raise ValueError(f"a KS statistic needs two samples, not {totals[0]} and {totals[1]} values")
+    gap = seen_a = seen_b = 0.0
+    for value in sorted(a.keys() | b.keys()):
+        seen_a += a.get(value, 0)
+        seen_b += b.get(value, 0)
+        gap = max(gap, abs(seen_a / totals[0] - seen_b / totals[1]))
+    return gap

@@ -241,6 +241,8 @@ class RolloutCalls:
     async def _score(self, rollout: Rollout) -> None:
         try:
             score = await self._reward.score(rollout)
+        except Exception as error:  # against its contract; a bad rollout is data, not a crash
+            score = Score(reward=None, error=f"reward {self._reward.name} raised {error!r}")
         finally:
             self._scores.discard(_this_task())
         self._put(Scored(rollout=rollout.id, score=score))
