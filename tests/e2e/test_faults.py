@@ -6,7 +6,7 @@ import time
 import pytest
 
 from e2e.conftest import events_of, metrics_of, rollouts_of, timeless
-from gruppetto.errors import RunError
+from gruppetto.errors import RunError, UserError
 
 PARTIAL = ('scheduler.type="partial"', "scheduler.over_provision=2.0")
 LONG = ("run.steps=500", "checkpoint.every=2")
@@ -130,3 +130,16 @@ def test_prompts_that_do_not_fit_are_counted_and_said(train, tmp_path, capsys):
     _, folder = train("run.steps=1")
     assert events_of(folder)[0]["dropped_too_long"] == 1
     assert "1 of 33 prompts in tasks.jsonl are longer than 56 tokens and were left out" in capsys.readouterr().out
+
+
+def test_a_run_that_failed_before_its_first_step_may_begin_again(train, tmp_path):
+    good = (tmp_path / "reward.py").read_text()
+    (tmp_path / "reward.py").write_text("def scoer(response):\n    return 1\n")
+    with pytest.raises(UserError, match="score"):
+        train("run.steps=1")
+    (tmp_path / "reward.py").write_text(good)
+    code, folder = train("run.steps=1")
+    assert code == 0
+    with pytest.raises(UserError, match="exists; add --resume"):
+        train("run.steps=1")
+    assert len(metrics_of(folder)) == 1

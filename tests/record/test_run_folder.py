@@ -72,7 +72,26 @@ def test_what_cannot_be_written_leaves_no_half_line(folder):
     assert read(folder.path / "metrics.jsonl") == [{"step": 1, "a": 1}]
 
 
+def test_a_run_that_never_began_is_replaced(folder):
+    folder.event("error", 0.0, reason="no such function")
+    folder.close()
+    again = RunFolder.create(folder.path, "name = 'again'", {}, {})
+    assert read(folder.path / "events.jsonl") == []
+    assert (again.path / "config.toml").read_text() == "name = 'again'"
+    again.close()
+
+
+def test_a_folder_has_one_writer(folder):
+    for begin in (lambda: RunFolder.create(folder.path, "", {}, {}), lambda: RunFolder.open(folder.path)):
+        with pytest.raises(UserError, match="is being written by another process"):
+            begin()
+    folder.close()
+    RunFolder.open(folder.path).close()
+
+
 def test_an_existing_folder_is_refused_in_one_line(folder):
+    folder.step(1, {"a": 1})
+    folder.close()
     with pytest.raises(UserError) as caught:
         RunFolder.create(folder.path, "", {}, {})
     assert str(caught.value) == (
@@ -89,6 +108,7 @@ def test_a_folder_that_cannot_be_made_is_the_users(tmp_path):
 def test_latest_points_to_the_newest_run(folder):
     latest = folder.path.parent / "latest"
     assert latest.resolve() == folder.path.resolve()
+    folder.close()
     RunFolder.create(folder.path.parent / "b", "", {}, {}).close()
     assert os.readlink(latest) == "b"
     RunFolder.open(folder.path).close()
@@ -130,6 +150,7 @@ def test_rewind_to_before_the_first_step(folder):
 def test_rewind_refuses_files_that_are_too_short(folder):
     write_step(folder, 1)
     kept = folder.offsets()
+    folder.close()
     (folder.path / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match="does not fit its checkpoint"):
         RunFolder.open(folder.path).rewind(kept)
@@ -146,6 +167,7 @@ def test_opening_takes_a_cut_last_line_away(folder):
 
 
 def test_a_resume_with_another_config_keeps_the_former(folder):
+    folder.close()
     RunFolder.open(folder.path, "[run]\n", {"run": {"name": "a"}}).close()
     assert list((folder.path / "logs").iterdir()) == []
     RunFolder.open(folder.path, "[run]\nsteps = 2\n", {"run": {"name": "a", "steps": 2}}).close()

@@ -15,6 +15,7 @@ hold exactly what they held when `offsets()` was taken, so that a resumed run ha
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import msgspec
 from gruppetto.errors import RunError, UserError
 from gruppetto.record.base import Recorder
 from gruppetto.record.lines import LineFile, to_json
+from gruppetto.record.lock import FolderLock
 from gruppetto.record.trace import write_trace
 
 _FLUSH_EVERY_S = 1.0
@@ -35,6 +37,7 @@ class RunFolder(Recorder):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = FolderLock(path)
         self._events = LineFile(path / "events.jsonl")
         self._metrics = LineFile(path / "metrics.jsonl")
         self._rollouts: LineFile | None = None
@@ -55,6 +58,9 @@ class RunFolder(Recorder):
         """A new run. Raises `UserError` when the folder exists or cannot be made."""
         path = Path(path)
         refuse_existing(path)
+        if path.exists():
+            FolderLock(path).release()
+            shutil.rmtree(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
@@ -115,6 +121,7 @@ class RunFolder(Recorder):
         for file in self._files():
             file.close()
         write_trace(self.path / "events.jsonl", self.path / "trace.json")
+        self._lock.release()
 
     # -- going back ---------------------------------------------------------------------------------------------------
 
@@ -167,11 +174,21 @@ class RunFolder(Recorder):
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises `UserError` when there is something where a new run is to be written."""
-    if path.exists() or path.is_symlink():
+    """Raises `UserError` when there is something where a new run is to be written, but for a run that never began."""
+    if (path.exists() or path.is_symlink()) and not _never_began(path):
         raise UserError(
             f"run folder {path} exists; add --resume to go on with that run, or write run.name = another name"
         )
+
+
+def _never_began(path: Path) -> bool:
+    """A run folder without a step, a rollout or a checkpoint: its run failed while it was set up."""
+    metrics = path / "metrics.jsonl"
+    return (
+        (path / "config.resolved.json").is_file()
+        and not (metrics.exists() and metrics.stat().st_size)
+        and not any(any((path / part).glob("*")) for part in ("rollouts", "checkpoints"))
+    )
 
 
 def require_run(path: Path) -> None:
