@@ -186,10 +186,11 @@ def test_a_shared_prompt_changes_no_logprob_and_no_gradient(model_folder, window
     if window:
         save_tiny("Mistral", tmp_path, sliding_window=window)
     model = load_model(tmp_path if window else model_folder, CPU).double()
-    pieces = [*group_of(5, 1, 9), *pieces_of(7), *group_of(3, 4, prompt=17, seed=1), *group_of(6, seed=2)]
+    alike = group_of(5, 1, 9)
+    pieces = [*alike, alike[0], *pieces_of(7), *group_of(3, 4, prompt=17, seed=1), *group_of(6, seed=2)]
     factors = torch.randn(sum(p.targets.size for p in pieces), dtype=torch.float64)
     together = pack(pieces, CPU)
-    assert together.ids.numel() == sum(p.ids.size for p in pieces) - 19 - 20 - 17  # a response of 1 has no own column
+    assert together.ids.numel() == sum(p.ids.size for p in pieces) - 19 - 20 - 23 - 17  # one column is always its own
     found, _ = row_logprobs(model, together, temperature=1.0, chunk=8)
     alone = torch.cat([row_logprobs(model, pack([p], CPU), temperature=1.0, chunk=8)[0] for p in pieces])
     parameters = list(model.parameters())
@@ -208,8 +209,10 @@ def test_rows_count_a_shared_prompt_once():
     ("change", "shared"),
     [
         (lambda a, b: (a, b), 20),
-        (lambda a, b: (a, [*b[:18], (b[18] + 1) % VOCABULARY, *b[19:]]), 18),
-        (lambda a, b: (a, [*b[:15], (b[15] + 1) % VOCABULARY, *b[16:]]), 0),  # not worth it
+        (lambda a, b: (a, [*b[:8], (b[8] + 1) % VOCABULARY, *b[9:]]), 8),
+        (lambda a, b: (a, [*b[:7], (b[7] + 1) % VOCABULARY, *b[8:]]), 0),  # not worth it
+        (lambda a, b: (a, [*a[:21], 33, 34]), 21),  # one answer token too
+        (lambda a, b: (a, a), 21),  # never all of the 22
         (lambda a, b: (a[:17], b), 16),  # a holds 16 columns of the prompt: the last token is only predicted
     ],
 )

@@ -4,8 +4,8 @@
     a2 sees  ^^^^^^^^                ^^^^^^^^^^^ (itself so far)
 
 The prompt that the rollouts of a group share is computed once a row: a sequence which begins like the one before it
-gives only its own part to the row and attends to the other's columns. With the group's 8 rollouts and short answers
-most of the tokens are such prompts. Promises: a sequence's hidden states do not depend on its row-mates (up to
+gives only its own part to the row and attends to the other's columns (so it goes on where answers begin alike). With
+eight rollouts a group and short answers most of the tokens are such prompts. Promises: a sequence's hidden states do not depend on its row-mates (up to
 rounding), and gradients flow into a shared prompt from all who share it; a sequence is never split, so a row is longer
 than the token budget only when one sequence alone is; what no trained token can see is not computed.
 """
@@ -30,8 +30,8 @@ ATTENTION = "gruppetto_segments"
 _NOT_BUILT = ("softcap", "s_aux", "position_bias")
 """Arguments of the attention interface that change the scores: soft-caps, sinks, learned position biases."""
 
-WORTH_SHARING = 16
-"""Tokens. Below it the additional attention calls cost more than the columns saved, measured on one million weights."""
+WORTH_SHARING = 8
+"""Tokens. From about here on the columns saved pay for the additional attention calls, even of a tiny model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,8 @@ def _place(piece: Piece, row: Sequence[_Place]) -> _Place:
 
 
 def _common(piece: Piece, other: Piece) -> int:
-    """Leading tokens of `piece` that `other` has too, none of them trained on in `piece`; 0 when not worth it."""
-    limit = min(piece.ids.size - 1, other.ids.size, int(piece.trained[0]))
-    if limit < WORTH_SHARING:
-        return 0
+    """Leading tokens of `piece` that `other` has too, trained on or not, but never all; 0 when not worth it."""
+    limit = min(piece.ids.size - 1, other.ids.size)
     differs = np.flatnonzero(piece.ids[:limit] != other.ids[:limit])
     common = int(differs[0]) if differs.size else limit
     return common if common >= WORTH_SHARING else 0
