@@ -5,9 +5,11 @@
 
 The prompt that the rollouts of a group share is computed once a row: a sequence which begins like the one before it
 gives only its own part to the row and attends to the other's columns (so it goes on where answers begin alike). With
-eight rollouts a group and short answers most of the tokens are such prompts. Promises: a sequence's hidden states do not depend on its row-mates (up to
-rounding), and gradients flow into a shared prompt from all who share it; a sequence is never split, so a row is longer
-than the token budget only when one sequence alone is; what no trained token can see is not computed.
+eight rollouts a group and short answers most of the tokens are such prompts.
+
+Promises: a sequence's hidden states do not depend on its row-mates (up to rounding), and gradients flow into what is
+shared from all who share it; a sequence is never split, so a row is longer than the token budget only when one
+sequence alone is; what no trained token can see is not computed.
 """
 
 from __future__ import annotations
