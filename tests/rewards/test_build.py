@@ -10,20 +10,19 @@ from gruppetto.errors import UserError
 from gruppetto.rewards.build import build_reward
 
 
-@pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize(
     ("section", "response", "reward", "error"),
     [
-        ({"type": "exact"}, "4", 1.0, None),
-        ({"type": "exact"}, "5", 0.0, None),
-        ({"type": "numeric"}, "it is 4.0", 1.0, None),
-        ({"type": "regex", "pattern": "A: (.*)"}, "A: 4", 1.0, None),
+        ({"type": "exact", "processes": 0}, "4", 1.0, None),
+        ({"type": "exact", "processes": 1}, "4", 1.0, None),
+        ({"type": "exact", "processes": 0}, "5", 0.0, None),
+        ({"type": "numeric", "processes": 0}, "it is 4.0", 1.0, None),
+        ({"type": "numeric", "processes": 1}, "it is 4.0", 1.0, None),
+        ({"type": "regex", "pattern": "A: (.*)", "processes": 1}, "A: 4", 1.0, None),
     ],
 )
-async def test_rules_score_the_response_without_its_end_token(
-    rollout, decode, processes, section, response, reward, error
-):
-    built = build_reward(RewardSection(processes=processes, **section), decode)
+async def test_rules_score_the_response_without_its_end_token(rollout, decode, section, response, reward, error):
+    built = build_reward(RewardSection(**section), decode)
     await built.start()
     try:
         score = await built.score(rollout(response))
@@ -48,6 +47,8 @@ def test_rules_in_this_process_run_on_virtual_time(rollout, decode):
         ({"type": "function"}, r"needs reward\.path"),
         ({"type": "function", "path": "m:f", "processes": 0}, r"write reward\.processes = 1"),
         ({"type": "math", "processes": 0}, r"write reward\.processes = 1"),
+        ({"type": "regex", "pattern": "(a)", "processes": 0}, r"'regex' cannot be stopped when it hangs"),
+        ({"type": "numeric", "pattern": "(a)", "processes": 0}, r"a pattern cannot be stopped when it hangs"),
     ],
 )
 def test_sections_that_do_not_fit_are_refused(section, text):

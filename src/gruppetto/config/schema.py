@@ -172,7 +172,7 @@ class RewardSection(Section):
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """After this the verifier's process is killed and the reward is None."""
     processes: Annotated[int, Field(ge=0)] = 1
-    """Verifier processes; 0 = in this process (only for exact, numeric and regex)."""
+    """Verifier processes; 0 = in this process (only for exact and numeric without a pattern)."""
 
 
 class BufferSection(Section):

@@ -12,6 +12,9 @@ from gruppetto.rewards.inprocess import RuleReward
 from gruppetto.rewards.pool import ProcessPoolReward
 from gruppetto.rewards.verifiers import RULES, VerifierSpec, load_rule
 
+IN_PROCESS = ("exact", "numeric")
+"""Rules whose time is bounded by the response's length, when they have no pattern."""
+
 
 def build_reward(reward: RewardSection, decode: Callable[[Sequence[int]], str], log: Path | None = None) -> Reward:
     """The reward that the section describes; call `start` before the first score.
@@ -24,10 +27,11 @@ def build_reward(reward: RewardSection, decode: Callable[[Sequence[int]], str], 
         raise UserError("reward.type = 'function' needs reward.path; write module:function or file.py:function")
     if reward.type in RULES:
         load_rule(spec)
-    elif reward.processes == 0:
+    if reward.processes == 0 and (reward.type not in IN_PROCESS or reward.pattern):
+        what = "a pattern" if reward.type in IN_PROCESS else repr(reward.type)
         raise UserError(
-            f"reward.processes = 0 runs the verifier in this process, where {reward.type!r} cannot be stopped when it "
-            f"hangs; write reward.processes = 1 or more, or one of the types {', '.join(RULES)}"
+            f"reward.processes = 0 runs the verifier in this process, where {what} cannot be stopped when it hangs; "
+            f"write reward.processes = 1 or more, or one of the types {', '.join(IN_PROCESS)} without a pattern"
         )
     if reward.processes == 0:
         return RuleReward(spec, decode)

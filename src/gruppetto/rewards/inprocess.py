@@ -12,7 +12,7 @@ from gruppetto.types import Rollout, Score
 
 
 class RuleReward(Reward):
-    """exact, numeric or regex in this process; a `pattern` that backtracks for ever would stop the loop."""
+    """exact or numeric in this process. No pattern: one that backtracks for ever would stop the loop."""
 
     def __init__(self, spec: VerifierSpec, decode: Callable[[Sequence[int]], str]) -> None:
         self.name = spec.type
