@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -160,21 +161,31 @@ def segment_attention(
 
     query [1, heads, S, d], key and value [1, kv_heads, S, d]; returns [1, S, heads, d] and no weights. A segment also
     sees the columns of its (first column, tokens) in `segment_prefixes`, which lie before its own in the sequence.
-    Both travel from the forward call through the model's keyword arguments. Raises `UserError` for an architecture
-    that changes the scores in a way that is not built here.
+    Both travel from the forward call through the model's keyword arguments; neighbours that are equal in both are
+    computed together. Raises `UserError` for an architecture that changes the scores in a way that is not built here.
     """
     if unknown := [name for name in _NOT_BUILT if others.get(name) is not None]:
         raise UserError(f"model: its attention uses {unknown[0]}, which packed training lacks; use Qwen3, Llama ...")
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    cuts = [torch.split(tensor, list(segment_lengths), dim=2) for tensor in (query, key, value)]
+    prefixes = segment_prefixes or [(0, 0)] * len(segment_lengths)
+    runs = [(*run, len(list(same))) for run, same in groupby(zip(segment_lengths, prefixes, strict=True))]
+    cuts = [torch.split(tensor, [length * count for length, _, count in runs], dim=2) for tensor in (query, key, value)]
     outputs = []
-    for q, k, v, (start, shared) in zip(*cuts, segment_prefixes or [(0, 0)] * len(segment_lengths), strict=True):
+    for q, k, v, (_, (start, shared), count) in zip(*cuts, runs, strict=True):
+        q, k, v = (_side_by_side(tensor, count) for tensor in (q, k, v))
         if shared:
-            k, v = (torch.cat([t[:, :, start : start + shared], own], 2) for t, own in ((key, k), (value, v)))
-        outputs.append(_attend(q, k, v, scaling, dropout, sliding_window))
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+            seen = [tensor[:, :, start : start + shared].expand(count, -1, -1, -1) for tensor in (key, value)]
+            k, v = (torch.cat(pair, 2) for pair in zip(seen, (k, v), strict=True))
+        outputs.append(_attend(q, k, v, scaling, dropout, sliding_window).transpose(0, 1).flatten(1, 2))
+    return torch.cat(outputs, dim=1).transpose(0, 1)[None].contiguous(), None
+
+
+def _side_by_side(tensor: Tensor, count: int) -> Tensor:
+    """[1, heads, count x L, d], neighbours of one length, as a batch [count, heads, L, d]."""
+    _, heads, columns, size = tensor.shape
+    return tensor[0].view(heads, count, columns // count, size).transpose(0, 1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, dropout: float, window: int | None) -> Tensor:
