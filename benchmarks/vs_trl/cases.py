@@ -61,9 +61,9 @@ TAIL = Case(
     max_tokens=1024,
     lengths=Lengths(short=20, long=160, share_long=0.06),
     lr=3e-4,
-    warm=3,
-    steps=6,
-    layouts=(Layout(64, 128), Layout(32, 128), Layout(16, 128), Layout(128, 128), Layout(32, 32), Layout(64, 64)),
+    warm=2,
+    steps=4,
+    layouts=(Layout(8, 8), Layout(16, 16), Layout(32, 32), Layout(64, 64), Layout(32, 128), Layout(64, 128)),
 )
 EQUAL = Case(
     name="equal",
@@ -72,7 +72,7 @@ EQUAL = Case(
     max_tokens=32,
     lengths=None,
     lr=1e-3,
-    warm=3,
-    steps=20,
-    layouts=(Layout(128, 128), Layout(64, 128), Layout(32, 128), Layout(64, 64)),
+    warm=2,
+    steps=10,
+    layouts=(Layout(128, 128), Layout(64, 128), Layout(32, 32), Layout(8, 8)),
 )

@@ -48,9 +48,10 @@ def run_gruppetto(case: Case, model: Path, folder: Path, seed: int, scheduler: s
         "data": {"type": "function", "path": f"{HERE / 'task.py'}:rows", "size": TASKS},
         "rollout": {"prompts_per_step": case.prompts, "group_size": GROUP, "max_tokens": case.max_tokens},
         "scheduler": {"type": scheduler},
-        "engine": {"slots": case.slots, "context": case.max_tokens + 32},
+        "engine": {"slots": case.slots, "context": case.max_tokens + 64},
         "reward": {"type": "function", "path": f"{HERE / 'task.py'}:digit_share"},
         "train": {"lr": case.lr},
+        "train.loss": {"aggregation": "seq_mean_token_mean"},
     }  # fmt: skip
     config = folder / f"{name}.toml"
     config.write_text(_toml(settings))
@@ -75,7 +76,7 @@ def run_trl(case: Case, model: Path, folder: Path, seed: int, layout: Layout) ->
             "steps_per_generation": layout.generate_batch // layout.micro_batch,
             "learning_rate": case.lr,
             "adam_beta1": 0.9, "adam_beta2": 0.999, "weight_decay": 0.0, "max_grad_norm": 1.0,
-            "beta": 0.0, "epsilon": 0.2, "loss_type": "dapo", "scale_rewards": "group", "num_iterations": 1,
+            "beta": 0.0, "epsilon": 0.2, "loss_type": "grpo", "scale_rewards": "group", "num_iterations": 1,
             "temperature": 1.0, "top_p": 1.0, "top_k": 0,
         },
     }  # fmt: skip

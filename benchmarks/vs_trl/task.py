@@ -9,10 +9,10 @@ import random
 
 
 def rows(seed: int, size: int) -> list[dict[str, str]]:
-    """`size` prompts such as `7+5=`."""
+    """`size` prompts such as `What is 7 + 5? Answer in digits: `."""
     rng = random.Random(seed)
     pairs = [(rng.randrange(10), rng.randrange(10)) for _ in range(size)]
-    return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
+    return [{"prompt": f"What is {a} + {b}? Answer in digits: ", "answer": str(a + b)} for a, b in pairs]
 
 
 def digit_share(response: str) -> float:
