@@ -429,3 +429,33 @@ async def test_advance_is_refused_without_lockstep(open_engine):
     engine = await open_engine()
     with pytest.raises(NotImplementedError, match="no lockstep"):
         await engine.advance()
+
+
+async def test_an_engine_that_hangs_is_left_behind_and_holds_nothing(tiny_model, monkeypatch, caplog):
+    monkeypatch.setattr("gruppetto.engines.embedded.thread.CLOSE_S", 0.2, raising=False)
+    hold, hung = threading.Event(), threading.Event()
+    engine = make_engine(tiny_model)
+    await engine.start()
+
+    def hang(self):
+        hung.set()
+        hold.wait()
+        return [], 0
+
+    monkeypatch.setattr("gruppetto.engines.embedded.serving.Serving.turn", hang)
+    (call,) = spawn(engine, [request("x", [1])])
+    await until(hung.is_set)
+    (waiting,) = [asyncio.ensure_future(engine.resume())]
+    await asyncio.sleep(0)
+    try:
+        await asyncio.wait_for(engine.close(), 20)
+        for unanswered in (call, waiting):
+            with pytest.raises(EngineError, match="hangs"):
+                await unanswered
+        with pytest.raises(EngineError, match="hangs"):
+            await engine.generate(request("y", [1]))
+        assert all(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+        assert "left behind" in caplog.text
+        await engine.close()
+    finally:
+        hold.set()

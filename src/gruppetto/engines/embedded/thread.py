@@ -2,21 +2,29 @@
 
 Commands go over in a queue and are run between steps, in order; answers come back by `call_soon_threadsafe`, in order.
 Promises: a command waits for one step at most; an exception that is not the caller's fault ends the thread, and then
-every outstanding and later command fails with an `EngineError` that names the cause. Nothing waits for a dead thread.
+every outstanding and later command fails with an `EngineError` that names the cause. Nothing waits for a dead thread,
+and `close` waits `CLOSE_S` for one that hangs: it is a daemon and ends with the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gruppetto.engines.base import GenerateResult
 from gruppetto.engines.embedded.serving import Serving
 from gruppetto.errors import EngineError, GruppettoError, UserError
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""Seconds that `close` waits for the step under way; many steps, so that only a thread that hangs is left behind."""
 
 T = TypeVar("T")
 Results = Callable[[list[GenerateResult], int], None]
@@ -38,6 +46,7 @@ class EngineThread:
         self._ended: GruppettoError | None = None
         self._stopping = False
         self.serving: Serving | None = None
+        self._done: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -65,10 +74,17 @@ class EngineThread:
         self._on_loop(self._on_results, results, advanced)
 
     async def close(self) -> None:
-        """Ends the thread after the commands before this; may be called twice."""
+        """Ends the thread after the commands before this; may be called twice. One that hangs is left behind."""
         with contextlib.suppress(GruppettoError):
             self.post(self._stop)
-        await asyncio.to_thread(self._thread.join)
+        # no executor: asyncio.run would join its thread, which would wait for the one that hangs
+        await asyncio.wait([asyncio.wrap_future(self._done)], timeout=CLOSE_S)
+        if self._done.done():
+            self._thread.join()
+        elif not self._stopping:
+            self._stopping = True
+            log.warning("engine %s: its thread did not end within %g s and is left behind", self._name, CLOSE_S)
+            self._end(EngineError(self._name, f"hangs: its thread did not end within {CLOSE_S:g} s"))
 
     def _stop(self, serving: Serving) -> None:
         self.tell(serving.core.abort())
@@ -76,10 +92,10 @@ class EngineThread:
 
     def _main(self) -> None:
         try:
-            self.serving = self._build()
+            self.serving = serving = self._build()
             while not self._stopping:
-                self._run_commands(wait=not self.serving.ready())
-                results, advanced = self.serving.turn()
+                self._run_commands(serving, wait=not serving.ready())
+                results, advanced = serving.turn()
                 if results or advanced:
                     self.tell(results, advanced)
             self._end(EngineError(self._name, "is closed"))
@@ -88,16 +104,17 @@ class EngineThread:
         except BaseException as error:
             cause = error if isinstance(error, EngineError) else None
             self._end(cause or EngineError(self._name, f"its thread died of {type(error).__name__}: {error}"))
+        finally:
+            self._done.set_result(None)
 
-    def _run_commands(self, wait: bool) -> None:
-        assert self.serving is not None
+    def _run_commands(self, serving: Serving, wait: bool) -> None:
         while not self._stopping:
             try:
                 call, answer = self._commands.get(block=wait)
             except queue.Empty:
                 return
             wait = False
-            self._run_command(self.serving, call, answer)
+            self._run_command(serving, call, answer)
 
     def _run_command(
         self, serving: Serving, call: Callable[[Serving], Any], answer: asyncio.Future[Any] | None
@@ -119,13 +136,19 @@ class EngineThread:
     def _end(self, error: GruppettoError) -> None:
         """No command can be posted after this; those in the queue and all calls fail."""
         with self._lock:
-            self._ended = error
+            self._ended = self._ended or error
         self.serving = None
-        while not self._commands.empty():
-            _, answer = self._commands.get()
-            if answer is not None:
-                self._on_loop(_fail, answer, error)
+        for answer in self._unanswered():
+            self._on_loop(_fail, answer, error)
         self._on_loop(self._on_death, error)
+
+    def _unanswered(self) -> Iterator[asyncio.Future[Any]]:
+        """Empties the queue; its callers' futures."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, answer = self._commands.get_nowait()
+                if answer is not None:
+                    yield answer
 
     def _on_loop(self, call: Callable[..., object], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +35,7 @@ from gruppetto.trainer.embedded import checkpoint
 from gruppetto.trainer.embedded.model import load_model, resolve_device, row_logprobs
 from gruppetto.trainer.embedded.optimizer import gradients, learning_rate, make_optimizer, norm_of, rescale
 from gruppetto.trainer.embedded.packing import Piece, Row, cut, pack, rows
+from gruppetto.trainer.embedded.thread import CallThread
 from gruppetto.trainer.embedded.totals import Totals
 from gruppetto.types import Sample, TokenUse
 
@@ -75,7 +74,7 @@ class EmbeddedTrainer(Trainer):
         self._path, self._settings, self._train = Path(model_path), model, train
         self._max_tokens, self._total_steps, self._seed = max_tokens, total_steps, seed
         self._temperature = temperature or 1.0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._thread = CallThread("trainer")
         self._closed = threading.Event()
         self._cancelled = threading.Event()
         self._totals = Totals()
@@ -128,15 +127,15 @@ class EmbeddedTrainer(Trainer):
         await self._run(self._load, folder)
 
     async def close(self) -> None:
-        """Stops between two micro-batches and frees all; may be called twice."""
+        """Stops between two micro-batches and frees all; may be called twice. A call that hangs is left behind."""
         self._closed.set()
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        await self._thread.close()
         self._model = self._reference = None
 
     async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._closed.is_set():
             raise RunError("trainer: it is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *arguments))
+        return await self._thread.run(function, *arguments)
 
     def _started(self) -> Any:
         if self._model is None:
