@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from gruppetto.checkpoint import Checkpoints
@@ -28,10 +28,8 @@ from gruppetto.record.environment import environment
 from gruppetto.record.fanout import Fanout
 from gruppetto.record.folder import RunFolder
 from gruppetto.record.screen import build_screen
-from gruppetto.rewards.base import Reward
 from gruppetto.rewards.build import build_reward
 from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.trainer.base import Trainer
 from gruppetto.weights.base import WeightChannel
@@ -126,8 +124,13 @@ async def _stages(
             loop=loop,
             advantages=lambda rewards: group_advantages(rewards, normalize=config.train.normalize_advantage),
             checkpoints=Checkpoints(folder.path / "checkpoints", config.checkpoint.keep),
-            evaluator=_evaluator(config, settings, held_out, engines, reward),
-            decode=tokenizer.decode if config.log.rollouts else None,
+            evaluator=(
+                Evaluator(held_out.take(config.eval.tasks), settings, config.eval.temperature, reward)
+                if held_out
+                else None
+            ),
+            decode=tokenizer.decode,
+            record_rollouts=config.log.rollouts,
             offsets=folder.offsets,
         )
 
@@ -149,7 +152,6 @@ def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
             context=engine.context,
             admit_batch=engine.admit_batch,
             prefill_chunk=engine.prefill_chunk,
-            kv_on_swap=engine.kv_on_swap,
             deterministic=config.run.deterministic,
             lockstep=config.run.deterministic,
             decode=tokenizer.decode,
@@ -207,22 +209,6 @@ def _held_out(config: Config, tokenizer: HFTokenizer) -> RowSource | None:
             f"write eval.tasks = {len(source)} or fewer"
         )
     return source
-
-
-def _evaluator(
-    config: Config, settings: LoopSettings, held_out: RowSource | None, engines: Sequence[Engine], reward: Reward
-) -> Evaluator | None:
-    if held_out is None:
-        return None
-    return Evaluator(
-        held_out.take(config.eval.tasks),
-        replace(settings.sampling, temperature=config.eval.temperature),
-        engines,
-        reward,
-        context=config.engine.context,
-        seed=config.run.seed,
-        lockstep=config.run.deterministic,
-    )
 
 
 def _folder(loaded: Loaded, resume: bool) -> RunFolder:

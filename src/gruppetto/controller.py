@@ -21,7 +21,7 @@ from gruppetto.buffer.batch import Advantages, build_batch
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine
-from gruppetto.errors import RunError
+from gruppetto.errors import EngineError, RunError
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import Recorder
 from gruppetto.rewards.base import Reward
@@ -53,6 +53,7 @@ class Stages:
     checkpoints: Checkpoints | None = None
     evaluator: Evaluator | None = None
     decode: Decode | None = None
+    record_rollouts: bool = True
     offsets: Any = None
     """() -> JSON-able position of the record, for checkpoints; None where there is no record."""
 
@@ -81,7 +82,7 @@ class Controller:
     async def run(self) -> None:
         """Trains to the end of the steps or of the data. Raises `Interrupted` after saving when it was asked to end."""
         try:
-            if self.version == 0:
+            if self.version == 0 or self._eval_due():
                 await self._evaluate()
             while self.version < self.steps:
                 self.stages.loop.open_step()
@@ -93,9 +94,9 @@ class Controller:
             await self._evaluate()
             await self._save()
         except Interrupted:
-            await self._save()
+            await self._save(wait_for_scores=False)
             raise
-        except RunError:
+        except Exception:
             await self._save_if_possible()
             raise
 
@@ -143,7 +144,7 @@ class Controller:
         try:
             await self._unless_stopped(trainer.forward_backward(batch.samples))
             metrics = dict(await trainer.optim_step())
-        except (Interrupted, RunError):
+        except BaseException:
             self.stages.loop.give_back(groups)
             raise
         self._event("train_end", step=step)
@@ -152,13 +153,23 @@ class Controller:
     async def _publish(self) -> None:
         """New weights to every engine that serves, while they are paused; then the scheduler goes on."""
         loop, version = self.stages.loop, self.stages.trainer.version
-        serving = [engine for engine in self.stages.engines if engine.name in loop.pool.serving]
         self._event("publish_begin", version=version)
         try:
-            await self._publish_to(serving, version)
+            await self._publish_to_serving(version)
         finally:  # the optimizer step has happened: a checkpoint must count the batch as consumed
             loop.published(version)
         self._event("publish_end", version=version)
+
+    async def _publish_to_serving(self, version: int) -> None:
+        """An engine that fails is out of the run, and the others are given the version anew."""
+        while engines := self._serving():
+            try:
+                await self._publish_to(engines, version)
+            except EngineError as error:
+                self.stages.loop.engine_lost(error.engine, str(error))
+            else:
+                return
+        raise RunError(f"no engine is left to take weights version {version}")
 
     async def _publish_to(self, engines: Sequence[Engine], version: int) -> None:
         deadline = self.stages.loop.settings.stall_s
@@ -173,10 +184,16 @@ class Controller:
             names = ", ".join(engine.name for engine in engines)
             raise RunError(f"publish of version {version}: not answered within {deadline:g} s by {names}") from None
 
+    def _serving(self) -> list[Engine]:
+        return [engine for engine in self.stages.engines if engine.name in self.stages.loop.pool.serving]
+
     def _record(self, facts: StepFacts) -> None:
         loop = self.stages.loop
-        self._lengths.add(facts)
-        self.stages.recorder.rollouts(facts.step, rollout_rows(facts, self.stages.decode))
+        self._lengths.add(facts.groups, facts.dropped)
+        if self.stages.record_rollouts:
+            self.stages.recorder.rollouts(
+                facts.step, rollout_rows(facts.batch, facts.groups, facts.dropped, self.stages.decode)
+            )
         self.stages.recorder.step(facts.step, step_metrics(facts, loop.pool, self._lengths))
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -189,11 +206,11 @@ class Controller:
         if self.stages.evaluator is None or self._evaluated_at == self.version:
             return {}
         begin = now()
-        result = await self._unless_stopped(self.stages.evaluator.run(self.version))
+        result = await self._unless_stopped(self.stages.evaluator.run(self.version, self._serving()))
         self._evaluated_at = self.version
         self._event("eval", **asdict(result))
         return {
-            "eval/reward/mean": result.accuracy,
+            **({} if result.accuracy is None else {"eval/reward/mean": result.accuracy}),
             "eval/failed": result.failed,
             "eval/tokens/mean": result.mean_tokens,
             "time/eval_s": now() - begin,
@@ -209,13 +226,14 @@ class Controller:
         self._evaluated_at = state["evaluated_at"]
         if self.stages.trainer.version != self.version:
             raise RunError(f"the trainer is at version {self.stages.trainer.version}, the scheduler at {self.version}")
-        await self._publish_to(self.stages.engines, self.version)
+        await self._publish_to_serving(self.version)
 
-    async def _save(self) -> None:
+    async def _save(self, *, wait_for_scores: bool = True) -> None:
         """Parks what runs and writes a checkpoint of the last whole step."""
+        await self.stages.loop.park_all(wait_for_scores=wait_for_scores)
+        self._record_dropped()
         if self.stages.checkpoints is None:
             return
-        await self.stages.loop.park_all()
         state = {
             "scheduler": self.stages.loop.state(),
             "lengths": self._lengths.state(),
@@ -224,10 +242,17 @@ class Controller:
         }
         await self.stages.checkpoints.save(self.version, self.stages.trainer, state)
 
+    def _record_dropped(self) -> None:
+        """Groups given up since the last step's record: whoever looks for the reason of an end finds them."""
+        dropped = self.stages.loop.take_dropped()
+        self._lengths.add((), dropped)
+        if dropped and self.stages.record_rollouts:
+            self.stages.recorder.rollouts(self.version + 1, rollout_rows(None, (), dropped, self.stages.decode))
+
     async def _save_if_possible(self) -> None:
         """After a failure: the engines may be gone, the reason of the failure must not be hidden by another."""
         try:
-            await self._save()
+            await self._save(wait_for_scores=False)
         except Exception as error:
             self._event("error", reason=f"no checkpoint after the failure: {error}")
 

@@ -1,29 +1,36 @@
-"""Held-out evaluation on the training engines, between two steps: one weights version, nothing enters the buffer."""
+"""Held-out evaluation on the training engines, between two steps: one weights version, nothing enters the buffer.
+
+It is a loop of its own with the policy `sync` over groups of one: deadlines, dead engines and lockstep are the
+scheduler's, not written again. Promise: every answer is of the version asked for; an answer without a reward is counted
+as failed, never as wrong.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gruppetto.clock import now
-from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, Sampling
-from gruppetto.errors import RunError, StallError
+from gruppetto.data.base import TaskSource
+from gruppetto.engines.base import Engine
+from gruppetto.errors import RunError
+from gruppetto.record.base import NullRecorder
 from gruppetto.rewards.base import Reward
 from gruppetto.rng import seed_for
-from gruppetto.types import FinishReason, Rollout, Score, Task
-
-STALL_S = 60.0
-"""Longest time that handing requests to an engine or results back may take."""
+from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.policies.sync import Sync
+from gruppetto.scheduler.pool import RolloutEntry
+from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """`accuracy` is the mean reward over scored answers; `failed` counts those without a reward."""
+    """`accuracy` is the mean reward over scored answers, None where there is none; `failed` counts those without."""
 
     version: int
     tasks: int
-    accuracy: float
+    accuracy: float | None
     failed: int
     mean_tokens: float
     p50_tokens: int
@@ -33,69 +40,59 @@ class EvalResult:
 class Evaluator:
     """Asks each held-out task once, with seeds of its own, on idle engines."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        sampling: Sampling,
-        engines: Sequence[Engine],
-        reward: Reward,
-        *,
-        context: int,
-        seed: int,
-        lockstep: bool,
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], settings: LoopSettings, temperature: float, reward: Reward) -> None:
         self._tasks = list(tasks)
-        self._sampling = sampling
-        self._engines = list(engines)
         self._reward = reward
-        self._context, self._seed, self._lockstep = context, seed, lockstep
+        self._settings = replace(
+            settings,
+            batch_groups=len(self._tasks),
+            group_size=1,
+            min_usable=1,
+            drop_zero_variance=False,
+            max_filtered_groups=len(self._tasks) + 1,
+            sampling=replace(settings.sampling, temperature=temperature),
+            seed=seed_for(settings.seed, "eval"),
+        )
 
-    async def run(self, version: int) -> EvalResult:
-        """Generates and scores all tasks. Raises `RunError` if the weights changed meanwhile."""
-        calls = [asyncio.ensure_future(self._attempt(i, task)) for i, task in enumerate(self._tasks)]
+    async def run(self, version: int, engines: Sequence[Engine]) -> EvalResult:
+        """Generates and scores all tasks. Raises `RunError` if the weights changed meanwhile, or no engine is left."""
+        source = _Once(self._tasks)
+        loop = RolloutLoop(self._settings, Sync(), engines, self._reward, source, NullRecorder())
         try:
-            if self._lockstep:
-                await self._drive(calls)
-            rollouts = await asyncio.gather(*calls)
+            answered = [member for group in await loop.next_batch() for member in group.members]
         finally:
-            for call in calls:
-                call.cancel()
-        versions = {s.version for rollout in rollouts for s in rollout.segments}
+            await loop.close()
+        versions = {s.version for member in answered for s in member.segments}
         if versions - {version}:
             raise RunError(f"evaluation of version {version} got tokens of versions {sorted(versions)}")
-        scores = await asyncio.gather(*(self._reward.score(rollout) for rollout in rollouts))
-        return _summary(version, rollouts, scores)
-
-    async def _attempt(self, index: int, task: Task) -> Rollout:
-        engine = self._engines[index % len(self._engines)]
-        budget = min(self._sampling.max_tokens, self._context - len(task.prompt_ids))
-        sampling = replace(self._sampling, max_tokens=budget, seed=seed_for(self._seed, "eval", task.id))
-        result = await engine.generate(
-            GenerateRequest(rid=f"eval{index}", token_ids=task.prompt_ids, sampling=sampling)
-        )
-        finish = FinishReason.STOP if result.finish is EngineFinish.STOP else FinishReason.LENGTH
-        return Rollout(id=f"eval{index}", group_id=-1, member=0, task=task, segments=result.segments, finish=finish)
-
-    async def _drive(self, calls: Sequence[asyncio.Future[Rollout]]) -> None:
-        """Lockstep engines decode only when told to, and only once they hold every open call."""
-        idle_since = now()
-        while open_calls := sum(not call.done() for call in calls):
-            if sum(engine.stats().outstanding for engine in self._engines) == open_calls:
-                await asyncio.gather(*(engine.advance() for engine in self._engines))
-                idle_since = now()
-            elif now() - idle_since > STALL_S:
-                raise StallError(f"evaluation: {open_calls} calls are open and the engines hold another number")
-            await asyncio.sleep(0)
+        return _summary(version, answered, len(self._tasks))
 
 
-def _summary(version: int, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> EvalResult:
-    rewards = [s.reward for s in scores if s.reward is not None]
-    lengths = sorted(rollout.model_tokens for rollout in rollouts)
+class _Once(TaskSource):
+    """Each task once, in order."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._left = list(tasks)
+
+    def take(self, count: int) -> list[Task]:
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        return
+
+
+def _summary(version: int, answered: Sequence[RolloutEntry], tasks: int) -> EvalResult:
+    rewards = [m.score.reward for m in answered if m.score and m.score.reward is not None]
+    lengths = sorted(m.tokens for m in answered) or [0]
     return EvalResult(
         version=version,
-        tasks=len(rollouts),
-        accuracy=sum(rewards) / len(rewards) if rewards else 0.0,
-        failed=len(rollouts) - len(rewards),
+        tasks=tasks,
+        accuracy=sum(rewards) / len(rewards) if rewards else None,
+        failed=tasks - len(rewards),
         mean_tokens=sum(lengths) / len(lengths),
         p50_tokens=lengths[len(lengths) // 2],
         p99_tokens=lengths[min(len(lengths) - 1, int(0.99 * len(lengths)))],

@@ -155,17 +155,17 @@ class LengthLedger:
         self.generated: Counter[int] = Counter()
         self.consumed: Counter[int] = Counter()
 
-    def add(self, facts: StepFacts) -> None:
-        """Books one step."""
-        trained = [m.tokens for group in facts.groups for m in group.usable()]
-        lost = [m.tokens for group, _ in facts.dropped for m in group.members if m.tokens]
-        failed = [m.tokens for group in facts.groups for m in group.members if m.failure and m.tokens]
+    def add(self, groups: Sequence[GroupEntry], dropped: Sequence[tuple[GroupEntry, DropReason]]) -> None:
+        """Books groups that became final."""
+        trained = [m.tokens for group in groups for m in group.usable()]
+        lost = [m.tokens for group, _ in dropped for m in group.members if m.tokens]
+        failed = [m.tokens for group in groups for m in group.members if m.failure and m.tokens]
         self.consumed.update(trained)
         self.generated.update([*trained, *lost, *failed])
 
     def metrics(self) -> dict[str, Any]:
         """KS distance and ratio of means; 0 and 1 where nothing is censored."""
-        if not self.consumed or not self.generated:
+        if not sum(self.consumed) or not sum(self.generated):
             return {}
         return {
             "bias/length_ks": ks_of_counts(self.consumed, self.generated),
@@ -189,12 +189,17 @@ def _mean(counts: Mapping[int, int]) -> float:
     return sum(length * count for length, count in counts.items()) / sum(counts.values())
 
 
-def rollout_rows(facts: StepFacts, decode: Decode | None) -> Iterator[dict[str, Any]]:
-    """One row a rollout that became final in this step."""
-    samples = {sample.rollout_id: sample for sample in facts.batch.samples}
-    for group in facts.groups:
+def rollout_rows(
+    batch: Batch | None,
+    groups: Sequence[GroupEntry],
+    dropped: Sequence[tuple[GroupEntry, DropReason]],
+    decode: Decode | None,
+) -> Iterator[dict[str, Any]]:
+    """One row a rollout that became final: those of the batch's groups, and of groups that were given up."""
+    samples = {sample.rollout_id: sample for sample in batch.samples} if batch else {}
+    for group in groups:
         yield from _group_rows(group, samples, DropReason.FAILED, decode)
-    for group, reason in facts.dropped:
+    for group, reason in dropped:
         yield from _group_rows(group, {}, reason, decode)
 
 

@@ -81,7 +81,7 @@ def test_nan_stops_with_the_rollout_named(train):
 
 def test_nan_skip_counts_and_goes_on(train):
     code, folder = train("train.lr=1e30", "run.steps=4", 'train.on_nan="skip"')
-    assert code in (0, 1)
+    assert code == 0
     assert sum(row["optim/skipped"] for row in metrics_of(folder)) > 0
 
 
@@ -108,7 +108,7 @@ def test_one_of_two_engines_dies_and_the_run_goes_on(train, monkeypatch, determi
     step = Core.step
 
     def dying(self, *args, **kwargs):
-        if self.settings.name == "embedded-0" and self.version == 2:
+        if self.settings.name == "embedded-0" and self.version >= 2:
             raise RuntimeError("flipped bit")
         return step(self, *args, **kwargs)
 

@@ -153,8 +153,6 @@ class EngineSection(Section):
     """Free slots to wait for before a prefill while others decode; 1 = at once."""
     prefill_chunk: Positive = 256
     """Prompt tokens of one prefill call, which bounds how long an abort can take."""
-    kv_on_swap: Literal["keep", "recompute"] = "recompute"
-    """What a rollout that lives across a weight swap does with the KV of the old weights."""
     args: dict[str, Any] = {}
     """Passed to the engine verbatim."""
 

@@ -29,10 +29,14 @@ def _accuracy(evals: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         return []
     first, last = evals[0], evals[-1]
     return [
-        (f"accuracy on {first['tasks']} held-out tasks, before", f"{first['accuracy']:.1%}"),
-        ("accuracy on the same tasks, after", f"{last['accuracy']:.1%}"),
+        (f"accuracy on {first['tasks']} held-out tasks, before", _share(first["accuracy"])),
+        ("accuracy on the same tasks, after", _share(last["accuracy"])),
         ("answer tokens p50 / p99, after", f"{last['p50_tokens']} / {last['p99_tokens']}"),
     ]
+
+
+def _share(accuracy: float | None) -> str:
+    return "no answer was scored" if accuracy is None else f"{accuracy:.1%}"
 
 
 def _fates(last: Mapping[str, Any]) -> list[tuple[str, str]]:

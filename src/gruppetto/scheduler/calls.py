@@ -124,6 +124,13 @@ class RolloutCalls:
         finally:
             self._aborting = False
 
+    async def cancel_scores(self) -> None:
+        """Takes back what is with the reward; those rollouts stay finished and can be scored again."""
+        scores = list(self._scores)
+        for score in scores:
+            score.cancel()
+        await asyncio.gather(*scores, return_exceptions=True)
+
     async def close(self) -> None:
         """Cancels every call."""
         for task in self._tasks:
@@ -155,7 +162,9 @@ class RolloutCalls:
     async def _advance(self) -> None:
         """One turn of the engines that hold something. One that dies in it fails its calls, which says so."""
         holding = [engine for engine in self._engines.values() if engine.stats().outstanding]
-        await asyncio.gather(*(engine.advance() for engine in holding), return_exceptions=True)
+        for result in await asyncio.gather(*(engine.advance() for engine in holding), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, EngineError):
+                raise result
 
     def _busy(self) -> bool:
         """Somebody other than the engines has something to do: a score, an abort, a request or result on its way."""
@@ -212,6 +221,8 @@ class RolloutCalls:
             return Stopped(rollout=request.rid, engine_error=error)
         except UserError as error:
             return Stopped(rollout=request.rid, failure=f"refused: {error}")
+        except Exception as error:  # against its contract; a bad rollout is data, not a crash
+            return Stopped(rollout=request.rid, failure=f"engine {engine.name} raised {error!r}")
         finally:
             call.cancel()
 

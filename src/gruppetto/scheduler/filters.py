@@ -8,9 +8,6 @@ from gruppetto.scheduler.pool import GroupEntry
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.types import DropReason
 
-MIN_USABLE = 2
-"""Members with a reward below which a group has no baseline, so weight 0."""
-
 
 class GroupFilter:
     """Judges groups and counts those dropped in a row."""
@@ -28,19 +25,19 @@ class GroupFilter:
 
     def _reason(self, group: GroupEntry) -> DropReason | None:
         rewards = [m.score.reward for m in group.usable() if m.score]
-        if len(rewards) < MIN_USABLE:
+        if len(rewards) < self._settings.min_usable:
             return DropReason.FAILED
         if self.filtering and min(rewards) == max(rewards):  # type: ignore[type-var]
             return DropReason.FILTERED
         return None
 
-    def check_starved(self, census: Census) -> None:
-        """Raises `RunError`, or stops filtering, once too many groups in a row have been dropped."""
+    def check_starved(self, census: Census) -> bool:
+        """Raises `RunError`, or stops filtering and says so, once too many groups in a row have been dropped."""
         if self.in_a_row < self._settings.max_filtered_groups:
-            return
+            return False
         if self._settings.when_starved_train and self.filtering:
             self.filtering, self.in_a_row = False, 0
-            return
+            return True
         counts = ", ".join(f"{count} rollouts {reason}" for reason, count in sorted(census.dropped.items()))
         raise RunError(
             f"no group passed: {self.in_a_row} in a row were dropped (so far {counts}); the task is too easy or too "

@@ -88,16 +88,25 @@ class RolloutLoop:
         """The engines have the weights of the last batch."""
         self.pool.publish(version)
 
-    async def park_all(self) -> None:
+    def engine_lost(self, engine: str, why: str) -> None:
+        """An engine serves no more."""
+        self._last_loss = why
+        if engine in self.pool.serving:
+            self.pool.remove_engine(engine)
+            self._event("error", engine=engine, reason=why)
+
+    async def park_all(self, *, wait_for_scores: bool = True) -> None:
         """Brings every rollout home, finished ones scored, e.g. before a checkpoint or an end.
 
+        Without waiting for scores, what is with the reward is taken back and scored again after `load_state`.
         A batch that was closed and not handed out is ready again: nobody has trained on it.
         """
         self._stopping = True
         try:
-            while self.pool.num_running or self.calls.outstanding:
+            while self.pool.num_running or self.calls.outstanding > (0 if wait_for_scores else self.calls.scoring):
                 self.calls.abort_all()
                 await self._absorb()
+            await self.calls.cancel_scores()
             if self._batch is not None:
                 self.pool.give_back(self._batch)
                 self._batch = None
@@ -133,6 +142,9 @@ class RolloutLoop:
         restore(self.pool, state["pool"])
         self.source.load_state(state["source"])
         self.filter.filtering, self.filter.in_a_row = state["filter"]
+        for entry in list(self.pool.rollouts.values()):
+            if entry.state is RolloutState.FINISHED:
+                self.calls.score(entry, self.pool.groups[entry.group_id].task)
 
     async def close(self) -> None:
         """Ends every task of this loop."""
@@ -211,7 +223,8 @@ class RolloutLoop:
     async def _next_events(self) -> list[Stopped | Scored]:
         try:
             async with asyncio.timeout(self.settings.stall_s):
-                return await (self.calls.settle() if self.settings.lockstep else self.calls.events())
+                settle = self.settings.lockstep and not self._stopping
+                return await (self.calls.settle() if settle else self.calls.events())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
 
@@ -247,15 +260,11 @@ class RolloutLoop:
         entry = self.pool.rollouts[event.rollout]
         assert entry.engine is not None
         error = str(event.engine_error)
-        if entry.engine in self.pool.serving:
-            self.pool.remove_engine(entry.engine)
-            self._event("error", engine=entry.engine, reason=error)
-        self._last_loss = error
-        if entry.attempts - entry.parks > self.settings.max_engine_losses:
+        self.engine_lost(entry.engine, error)
+        if entry.losses >= self.settings.max_engine_losses:
             self._member_closed(self.pool.fail_running(entry.id, error, now()), entry.id, error)
         else:
-            self.pool.park(entry.id, now())
-            entry.parks -= 1
+            self.pool.lose(entry.id, now())
 
     def _scored(self, event: Scored) -> None:
         entry = self.pool.rollouts.get(event.rollout)
@@ -290,7 +299,8 @@ class RolloutLoop:
             return
         if not self.pool.serving:
             raise RunError(f"no engine is left: {self._last_loss}")
-        self.filter.check_starved(self.pool.census)
+        if self.filter.check_starved(self.pool.census):
+            self._event("notice", reason="nothing passed the filter; from here on it trains on what comes")
 
     def _at_rest(self) -> bool:
         """No rollout is on an engine (and, in lockstep, none is being scored)."""

@@ -40,8 +40,8 @@ class RolloutEntry:
     finish: FinishReason | None = None
     score: Score | None = None
     failure: str | None = None
-    attempts: int = 0
     parks: int = 0
+    losses: int = 0
     started_at: float | None = None
     seconds: float = 0.0
 
@@ -172,7 +172,6 @@ class Pool:
             raise TransitionError(f"rollout {rollout} cannot start: engine {engine} has no room or does not serve")
         self._dequeue(entry)
         entry.state, entry.engine, entry.started_at = State.RUNNING, engine, now
-        entry.attempts += 1
         self._take_seat(engine, 1)
         return entry
 
@@ -188,10 +187,14 @@ class Pool:
 
     def park(self, rollout: str, now: float) -> RolloutEntry:
         """running | waiting -> parked, or back to queued where no token was made."""
-        entry = self._leave_engine(rollout, now)
-        entry.state = State.PARKED if entry.tokens else State.QUEUED
+        entry = self._requeue(rollout, now)
         entry.parks += 1
-        self._enqueue(entry)
+        return entry
+
+    def lose(self, rollout: str, now: float) -> RolloutEntry:
+        """running | waiting -> parked or queued, because its engine died; what that engine had not returned is gone."""
+        entry = self._requeue(rollout, now)
+        entry.losses += 1
         return entry
 
     def finish(self, rollout: str, reason: FinishReason, now: float) -> RolloutEntry:
@@ -333,6 +336,12 @@ class Pool:
             self._open.add(engine)
         else:
             self._open.discard(engine)
+
+    def _requeue(self, rollout: str, now: float) -> RolloutEntry:
+        entry = self._leave_engine(rollout, now)
+        entry.state = State.PARKED if entry.tokens else State.QUEUED
+        self._enqueue(entry)
+        return entry
 
     def _leave_engine(self, rollout: str, now: float) -> RolloutEntry:
         entry = self._expect(rollout, *ON_ENGINE)

@@ -28,6 +28,8 @@ class LoopSettings:
     """Rollouts an engine may hold beyond its slots, which hides the way to the scheduler."""
     max_engine_losses: int = 3
     """Engines a rollout may lose before it is failed."""
+    min_usable: int = 2
+    """Members with a reward below which a group has no baseline, so weight 0, and is replaced."""
     drop_zero_variance: bool = False
     max_filtered_groups: int = 256
     when_starved_train: bool = False

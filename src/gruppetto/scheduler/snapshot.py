@@ -76,8 +76,8 @@ def _member(entry: RolloutEntry) -> dict[str, Any]:
         "finish": entry.finish,
         "reward": entry.score.reward if entry.score else None,
         "failure": entry.failure,
-        "attempts": entry.attempts,
         "parks": entry.parks,
+        "losses": entry.losses,
         "seconds": entry.seconds,
     }
 
@@ -110,8 +110,8 @@ def _read_member(group_id: int, member: int, item: Mapping[str, Any]) -> Rollout
         finish=FinishReason(item["finish"]) if item["finish"] else None,
         score=None if reward is None else Score(reward=reward),
         failure=item["failure"],
-        attempts=item["attempts"],
         parks=item["parks"],
+        losses=item["losses"],
         seconds=item["seconds"],
     )
 

@@ -8,6 +8,7 @@ Not in the model yet: prefill time, KV capacity, tools; a decode step takes `dec
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gruppetto import __version__
@@ -65,7 +66,8 @@ async def _run(config: Config, demand: Demand, folder: RunFolder) -> None:
         await engine.start()
     reward = SimReward(_scores(config), config.sim.score_s)
     source = SimSource(demand.prompt(config.run.seed, 0))
-    loop = RolloutLoop(loop_settings(config, ()), build_policy(config), engines, reward, source, folder)
+    settings = replace(loop_settings(config, ()), lockstep=False)  # virtual time is repeatable as it is
+    loop = RolloutLoop(settings, build_policy(config), engines, reward, source, folder)
     stages = Stages(
         engines=engines,
         reward=reward,

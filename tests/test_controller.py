@@ -1,0 +1,235 @@
+"""The controller over simulated stages on virtual time: what it does when a part fails at the worst moment."""
+
+import asyncio
+import json
+
+import pytest
+
+from gruppetto.checkpoint import Checkpoints
+from gruppetto.clock import now, run_virtual
+from gruppetto.controller import Controller, Interrupted, Stages
+from gruppetto.engines.base import Sampling
+from gruppetto.errors import RunError
+from gruppetto.evaluation import Evaluator
+from gruppetto.record.base import NullRecorder
+from gruppetto.rng import stream
+from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.policies.partial import Partial
+from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.sim.engine import SimEngine
+from gruppetto.sim.stages import SimChannel, SimReward, SimSource, SimTrainer
+from gruppetto.trainer.advantages import group_advantages
+from gruppetto.types import Score, Task
+
+
+class Record(NullRecorder):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.events, self.steps, self.rows = [], [], []
+
+    def event(self, kind, t, **fields):
+        self.events.append({"kind": kind, **fields})
+
+    def step(self, step, metrics):
+        self.steps.append(metrics)
+
+    def rollouts(self, step, rows):
+        self.rows += [{"step": step, **row} for row in rows]
+
+
+class Run:
+    """A controller with everything it needs; `engines` of 8 slots, batches of 3 groups of 3."""
+
+    def __init__(self, tmp_path, *, engines=2, score_s=0.0, score_of=None, trainer=None, eval_every=0, **settings):
+        defaults = {"batch_groups": 3, "group_size": 3, "max_tokens": 60, "context": 200, "seed": 1}
+        self.settings = LoopSettings(**(defaults | {"sampling": Sampling(max_tokens=1)} | settings))
+        self.engines = [SimEngine(f"e{i}", slots=8, length_of=length_of) for i in range(engines)]
+        self.reward = SimReward(score_of or (lambda r: Score(reward=float(r.member))), score_s)
+        self.record, self.trainer = Record(), trainer or SimTrainer(step_s=5.0)
+        source = SimSource()
+        self.loop = RolloutLoop(self.settings, Partial(1.5), self.engines, self.reward, source, self.record)
+        held_out = [Task(id=f"held:{i}", prompt_ids=range(4)) for i in range(6)]
+        self.checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+        stages = Stages(
+            engines=self.engines,
+            reward=self.reward,
+            trainer=self.trainer,
+            channel=SimChannel(1.0),
+            recorder=self.record,
+            loop=self.loop,
+            advantages=lambda rewards: group_advantages(rewards, normalize=True),
+            checkpoints=self.checkpoints,
+            evaluator=Evaluator(held_out, self.settings, 1.0, self.reward),
+        )
+        self.controller = Controller(stages, steps=6, eval_every=eval_every)
+
+    def saved(self):
+        return self.checkpoints.read_state(self.checkpoints.latest())
+
+    def kinds(self, kind):
+        return [event for event in self.record.events if event["kind"] == kind]
+
+
+def length_of(request):
+    return 3 + int(stream(0, request.rid).expovariate(0.1))
+
+
+def test_an_engine_that_dies_while_training_is_out_and_the_run_goes_on(tmp_path):
+    class Killing(SimTrainer):
+        async def optim_step(self):
+            if self.version == 2:
+                run.engines[0].kill("power cut")
+            return await super().optim_step()
+
+    async def main():
+        nonlocal run
+        run = Run(tmp_path, trainer=Killing(), eval_every=1)
+        await run.controller.run()
+
+    run = None
+    run_virtual(main())
+    assert [row["version"] for row in run.record.steps] == [1, 2, 3, 4, 5, 6]
+    assert [event["engine"] for event in run.kinds("error")] == ["e0"]
+    assert [event["version"] for event in run.kinds("eval")] == [0, 1, 2, 3, 4, 5, 6]
+    assert all(event["failed"] == 0 for event in run.kinds("eval"))
+
+
+def test_an_engine_that_dies_in_an_evaluation_loses_no_answer(tmp_path):
+    async def main():
+        run = Run(tmp_path)
+        asyncio.get_running_loop().call_later(2.5, run.engines[0].kill, "power cut")
+        await run.controller.run()
+        return run
+
+    run = run_virtual(main())
+    assert run.kinds("eval")[0]["failed"] == 0
+    assert len(run.record.steps) == 6
+
+
+def test_without_an_engine_the_publish_ends_the_run_with_a_checkpoint(tmp_path):
+    class Killing(SimTrainer):
+        async def optim_step(self):
+            if self.version == 2:
+                run.engines[0].kill("power cut")
+            return await super().optim_step()
+
+    async def main():
+        nonlocal run
+        run = Run(tmp_path, engines=1, trainer=Killing())
+        await run.controller.run()
+
+    run = None
+    with pytest.raises(RunError, match="no engine is left to take weights version 3"):
+        run_virtual(main())
+    assert run.checkpoints.latest().name == "step_3"
+    assert len(run.record.steps) == 3
+
+
+@pytest.mark.parametrize("verb", ["forward_backward", "optim_step"])
+def test_any_failure_of_the_trainer_gives_the_batch_back_and_saves(tmp_path, verb):
+    class Failing(SimTrainer):
+        async def forward_backward(self, samples):
+            if verb == "forward_backward" and self.version == 2:
+                raise RuntimeError("out of memory")
+
+        async def optim_step(self):
+            if verb == "optim_step" and self.version == 2:
+                raise RuntimeError("out of memory")
+            return await super().optim_step()
+
+    async def main():
+        nonlocal run
+        run = Run(tmp_path, trainer=Failing())
+        await run.controller.run()
+
+    run = None
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_virtual(main())
+    assert run.checkpoints.latest().name == "step_2"
+    assert run.saved()["scheduler"]["pool"]["census"]["trained"] == 2 * 9
+    assert len(run.saved()["scheduler"]["pool"]["ready"]) >= 3
+
+
+def test_an_interruption_does_not_wait_for_the_reward(tmp_path):
+    async def main():
+        run = Run(tmp_path, score_s=3600.0)
+        run.controller.stages.evaluator = None
+        loop = asyncio.get_running_loop()
+        loop.call_later(50.0, run.controller.interrupt)
+        with pytest.raises(Interrupted):
+            await run.controller.run()
+        return run, now()
+
+    run, ended = run_virtual(main())
+    assert ended < 52
+    states = [m["state"] for g in run.saved()["scheduler"]["pool"]["groups"] for m in g["members"]]
+    assert "finished" in states
+
+    async def resumed():
+        again = Run(tmp_path, score_s=1.0)
+        await again.controller.restore(run.saved())
+        await again.controller.run()
+        return again
+
+    again = run_virtual(resumed())
+    assert len(again.record.steps) == 6
+    assert again.loop.pool.census.dropped == {}
+
+
+def test_an_interrupted_evaluation_does_not_cost_the_step_its_record(tmp_path):
+    async def main():
+        run = Run(tmp_path, eval_every=1)
+        original = run.controller.stages.evaluator.run
+
+        async def slow(version, engines):
+            if version == 2:
+                run.controller.interrupt()
+                await asyncio.sleep(1000)
+            return await original(version, engines)
+
+        run.controller.stages.evaluator.run = slow
+        with pytest.raises(Interrupted):
+            await run.controller.run()
+        return run
+
+    run = run_virtual(main())
+    assert [row["version"] for row in run.record.steps] == [1, 2]
+    assert run.checkpoints.latest().name == "step_2"
+    assert run.saved()["evaluated_at"] == 1
+
+
+def test_groups_dropped_before_the_end_are_in_the_rollouts(tmp_path):
+    async def main():
+        nonlocal run
+        run = Run(
+            tmp_path,
+            score_of=lambda r: Score(reward=None, error="raised KeyError: 'answer'"),
+            max_filtered_groups=8,
+        )
+        await run.controller.run()
+
+    run = None
+    with pytest.raises(RunError, match="no group passed"):
+        run_virtual(main())
+    assert len(run.record.rows) >= 8 * 3
+    assert {row["error"] for row in run.record.rows} == {"raised KeyError: 'answer'"}
+
+
+def test_an_evaluation_in_which_nothing_was_scored_is_not_zero(tmp_path):
+    async def main():
+        run = Run(tmp_path, score_of=lambda r: Score(reward=None, error="verifier is down"))
+        return await run.controller.stages.evaluator.run(0, run.engines)
+
+    result = run_virtual(main())
+    assert (result.accuracy, result.failed) == (None, 6)
+
+
+def test_what_is_saved_is_json(tmp_path):
+    async def main():
+        run = Run(tmp_path)
+        await run.controller.run()
+        return run
+
+    run = run_virtual(main())
+    assert json.loads(json.dumps(run.saved())) == run.saved()
