@@ -1,7 +1,7 @@
 """The training loop: knows contracts only.
 
     next_batch ──groups──▶ build_batch ──samples──▶ trainer ──weights──▶ channel ──▶ engines ──▶ published
-        ▲ waits for the policy       (forward_backward, optim_step)   (paused meanwhile)              │
+        ▲ waits for ready groups     (forward_backward, optim_step)   (paused meanwhile)              │
         └────────────────────────────────────────────────────────────────────────────────────────────┘
 
 What each part waits for: `next_batch` for enough ready groups and idle engines; the trainer for a batch; the channel

@@ -1,7 +1,7 @@
 """Held-out evaluation on the training engines, between two steps: one weights version, nothing enters the buffer.
 
-It is a loop of its own with the policy `sync` over groups of one: deadlines, dead engines and lockstep are the
-scheduler's, not written again. Promise: every answer is of the version asked for; an answer without a reward is counted
+It is a loop of its own with the scheduling policy `sync` over groups of one: deadlines, dead engines and lockstep are
+the scheduler's, not written again. Promise: every answer is of the version asked for; an answer without a reward is counted
 as failed, never as wrong.
 """
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st  # noqa: E402
 from trainer.sample_maker import VOCABULARY  # noqa: E402
 
 from gruppetto.errors import UserError  # noqa: E402
+from gruppetto.model_folder import read_model  # noqa: E402
 from gruppetto.trainer.embedded.logprobs import token_logprobs  # noqa: E402
-from gruppetto.trainer.embedded.model import load_model, read_folder, row_logprobs  # noqa: E402
+from gruppetto.trainer.embedded.model import load_model, row_logprobs  # noqa: E402
 from gruppetto.trainer.embedded.packing import cut, pack, rows, segment_attention  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def pieces_of(*lengths, prompt=2):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_packed_logprobs_equal_one_sequence_at_a_time(model_folder, dtype, tolerance, temperature):
-    own, packed = read_folder(model_folder).to(dtype).eval(), load_model(model_folder, CPU).to(dtype)
+    own, packed = read_model(model_folder, torch.float32).to(dtype).eval(), load_model(model_folder, CPU).to(dtype)
     pieces = pieces_of(3, 17, 5, 40, 3)
     found, entropy = row_logprobs(packed, pack(pieces, CPU), temperature=temperature, chunk=8)
     expected, expected_entropy = [], []
@@ -71,7 +72,7 @@ def save_tiny(family, folder, **settings):
 )
 def test_other_architectures(family, settings, tmp_path):
     save_tiny(family, tmp_path, **settings)
-    own, packed = read_folder(tmp_path).eval(), load_model(tmp_path, CPU)
+    own, packed = read_model(tmp_path, torch.float32).eval(), load_model(tmp_path, CPU)
     pieces = pieces_of(20, 9)
     found, _ = row_logprobs(packed, pack(pieces, CPU), temperature=1.0, chunk=8)
     expected = []

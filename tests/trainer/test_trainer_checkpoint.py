@@ -14,6 +14,11 @@ from gruppetto.errors import RunError, UserError  # noqa: E402
 SETTINGS = {"lr": 3e-3, "warmup_steps": 2, "schedule": "cosine", "weight_decay": 0.1, "total_steps": 8}
 
 
+def scribble(file):
+    """Same size, other bytes."""
+    file.write_bytes(b"?" * file.stat().st_size)
+
+
 async def train(trainer, samples, steps):
     metrics = []
     for _ in range(steps):
@@ -80,6 +85,10 @@ async def test_saving_twice_replaces_and_a_leftover_is_swept(trainer_for, sample
         (lambda f: shutil.rmtree(f / "trainer"), "complete.json is missing"),
         (lambda f: (f / "hf" / "model.safetensors").write_bytes(b"short"), "model.safetensors has 5 of"),
         (lambda f: (f / "trainer" / "state.pt").unlink(), "state.pt has 0 of"),
+        (lambda f: scribble(f / "trainer" / "state.pt"), "is damaged: .*; resume from an earlier one"),
+        (lambda f: scribble(f / "hf" / "model.safetensors"), "cannot be loaded: .*; resume from an earlier one"),
+        (lambda f: scribble(f / "hf" / "config.json"), "cannot be loaded: .*; resume from an earlier one"),
+        (lambda f: scribble(f / "trainer" / "complete.json"), "is damaged: .*; resume from an earlier one"),
     ],
 )
 async def test_an_incomplete_checkpoint_is_refused_and_changes_nothing(trainer_for, samples, tmp_path, damage, message):

@@ -27,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--compare", metavar="A,B", help="scheduler types, each may carry settings: partial:over_age=drop"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures, one object a policy (- = standard output)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the figures, one object a scheduler (- = standard output)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -47,17 +49,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(settings: list[str], policy: str, several: bool) -> Loaded:
-    """The config with one policy of `--compare`, and a run name of its own."""
+def _load(settings: list[str], scheduler: str, several: bool) -> Loaded:
+    """The config with one scheduler of `--compare`, and a run name of its own."""
     from gruppetto.config.loader import load
 
     files, overrides = split_settings(settings)
-    if policy:
-        kind, *options = policy.split(":")
+    if scheduler:
+        kind, *options = scheduler.split(":")
         overrides = [*overrides, f"scheduler.type={kind}", *(f"scheduler.{option}" for option in options)]
     loaded = load(files, overrides)
     if several:
-        name = f"{loaded.config.run.name}-{policy.replace(':', '-').replace('=', '-')}"
+        name = f"{loaded.config.run.name}-{scheduler.replace(':', '-').replace('=', '-')}"
         loaded = load(files, [*overrides, f"run.name={name}"])
     return loaded
 

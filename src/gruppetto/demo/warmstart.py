@@ -28,12 +28,13 @@ def cached_folder(seed: int) -> Path:
 def warm_start(seed: int, folder: Path) -> None:
     """Trains the model and writes it to `folder`, whole or not at all. Blocks for about a quarter of a minute."""
     from gruppetto.demo.model import make_tiny_model
-    from gruppetto.trainer.embedded.model import load_model, resolve_device, write_folder
+    from gruppetto.model_folder import device_for
+    from gruppetto.trainer.embedded.model import load_model, write_folder
     from gruppetto.trainer.embedded.supervised import fit
 
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     random_model = make_tiny_model(aside / "random", seed=seed, **SHAPE)
-    model = load_model(random_model, resolve_device("cpu"))
+    model = load_model(random_model, device_for("cpu"))
     fit(model, _examples(seed, random_model), steps=STEPS, batch_size=BATCH, lr=LR, warmup_steps=20, micro_tokens=2048)
     write_folder(model, random_model, aside / "warm")
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The scheduler's loop: events in, the policy decides, actions out.
+"""The scheduler's loop: events in, the scheduling policy decides, actions out.
 
         tasks ──launch──▶ pool ◀──decide── scheduling policy
                            │ start / park
@@ -34,7 +34,7 @@ from gruppetto.scheduler.snapshot import restore, snapshot
 from gruppetto.types import DropReason, FinishReason, RolloutState
 
 MAX_DECISIONS = 100_000
-"""Decisions in a row without an event after which a policy is taken to be looping."""
+"""Decisions in a row without an event after which a scheduling policy is taken to be looping."""
 
 
 class RolloutLoop:
@@ -73,7 +73,7 @@ class RolloutLoop:
     # -- the consumer's side ------------------------------------------------------------------------------------------
 
     async def next_batch(self) -> list[GroupEntry]:
-        """Runs rollouts until the policy closes a batch and the engines are free; empty when the data has ended."""
+        """Runs rollouts until the scheduling policy closes a batch and the engines are free; empty when the data has ended."""
         while True:
             self._check_hope()
             self._decide()
@@ -153,7 +153,7 @@ class RolloutLoop:
     # -- decide, and carry out ----------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Asks the policy until it wants nothing more."""
+        """Asks the scheduling policy until it wants nothing more."""
         for _ in range(MAX_DECISIONS):
             if self._stopping or self._batch is not None:
                 return

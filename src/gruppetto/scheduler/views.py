@@ -1,7 +1,7 @@
 """What a scheduling policy may see: lengths, ages, versions, states, slots. Never tokens, clocks or sockets.
 
 Read-only faces of the pool's live state: reading them costs O(1) or what is asked for, so that a decision does not grow
-with the pool. A policy must not keep them between calls.
+with the pool. A scheduling policy must not keep them between calls.
 """
 
 from __future__ import annotations

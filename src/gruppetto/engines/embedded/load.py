@@ -6,60 +6,30 @@ model's own, is refused with `UserError` before any weight is read.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.utils import logging
 
 from gruppetto.errors import UserError
+from gruppetto.model_folder import device_for, read_config, read_model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def device_for(name: str) -> torch.device:
-    """`auto` is cuda when there is one. `UserError` for a device that torch cannot use."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"model.device = {name!r} cannot be used here ({error}); write 'auto' or 'cpu'") from error
 
 
 def load_model(path: Path, *, dtype: str, device: str, context: int) -> Any:
     """The folder's causal LM in eval mode, without gradients. Raises `UserError` for what cannot be served."""
     if dtype not in _DTYPES:
         raise UserError(f"model.dtype = {dtype!r} is not known; write 'float32' or 'bfloat16'")
-    if not (path / "config.json").is_file():
-        raise UserError(f"model.path = {str(path)!r} has no config.json; write the path of a Hugging Face model folder")
     place = device_for(device)
-    config = AutoConfig.from_pretrained(path)
+    config = read_config(path)
     refuse(config, context)
-    with _no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=_DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
-        )
+    model = read_model(path, _DTYPES[dtype], attn_implementation="sdpa")
     if getattr(model, "_is_stateful", False):
         raise UserError(_message(config, "keeps a recurrent state instead of a KV cache"))
     model.requires_grad_(False)
     return model.to(place).eval()
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """The screen belongs to the run."""
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
 
 
 def refuse(config: Any, context: int) -> None:

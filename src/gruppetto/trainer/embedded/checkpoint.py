@@ -7,15 +7,19 @@ what was saved.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gruppetto.errors import UserError
-from gruppetto.trainer.embedded.model import read_folder, write_folder
+from gruppetto.imports import one_line
+from gruppetto.model_folder import read_model
+from gruppetto.trainer.embedded.model import write_folder
 
 MARKER = "complete.json"
 _PARTS = ("hf", "trainer")
@@ -41,11 +45,22 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     """Restores weights, optimizer and torch's generator in place; returns the version. Raises `UserError`."""
     _check_complete(folder)
     device = next(model.parameters()).device
-    state = torch.load(folder / "trainer" / "state.pt", map_location=device, weights_only=True)
-    _copy_weights(read_folder(folder / "hf"), model, folder)
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["rng"].cpu())
-    return int(state["version"])
+    with _damage_named(folder):
+        state = torch.load(folder / "trainer" / "state.pt", map_location=device, weights_only=True)
+    _copy_weights(read_model(folder / "hf", torch.float32, advice="resume from an earlier one"), model, folder)
+    with _damage_named(folder):
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"].cpu())
+        return int(state["version"])
+
+
+@contextlib.contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Every way in which bytes can be wrong has its own exception."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"checkpoint {folder} is damaged: {one_line(error)}; resume from an earlier one") from error
 
 
 def _write_marker(staging: Path, version: int) -> None:
@@ -58,7 +73,9 @@ def _check_complete(folder: Path) -> None:
     marker = folder / "trainer" / MARKER
     if not marker.is_file():
         raise UserError(f"checkpoint {folder} is not complete: trainer/{MARKER} is missing; resume from an earlier one")
-    for name, size in json.loads(marker.read_text())["files"].items():
+    with _damage_named(folder):
+        sizes = dict(json.loads(marker.read_text())["files"])
+    for name, size in sizes.items():
         file = folder / name
         found = file.stat().st_size if file.is_file() else 0
         if found != size:

@@ -1,7 +1,7 @@
 """The model that learns: loaded from a Hugging Face folder, run on packed rows, written back as such a folder.
 
-Promises: master weights are float32; a folder is refused when weights are missing from it, or when the packed forward
-does not give the model's own log-probabilities (checked at load on short sequences, two of them with one prompt), so
+Promises: master weights are float32; a folder is refused when it cannot be read whole, or when the packed forward does
+not give the model's own log-probabilities (checked at load on short sequences, two of them with one prompt), so
 that an architecture which does something unforeseen around attention or the head is named instead of trained wrongly; a
 written folder is complete (config, safetensors, the tokenizer's files).
 """
@@ -9,18 +9,16 @@ written folder is complete (config, safetensors, the tokenizer's files).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from transformers import AttentionInterface
 
 from gruppetto.errors import UserError
+from gruppetto.model_folder import quiet, read_model
 from gruppetto.trainer.embedded.logprobs import token_logprobs
 from gruppetto.trainer.embedded.packing import ATTENTION, WORTH_SHARING, Piece, Row, cut, pack, segment_attention
 
@@ -33,42 +31,16 @@ _PROBE_TOLERANCE = 1e-3
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 
 
-def resolve_device(device: str) -> torch.device:
-    """`auto` is cuda when there is one. Raises `UserError` for a device that is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"model.device = '{device}' cannot be used ({_line(error)}); write 'auto' or 'cpu'") from None
-
-
 def load_model(path: str | Path, device: torch.device) -> Any:
     """The causal language model in `path`, float32, without dropout, on packed attention. Raises `UserError`."""
-    model = read_folder(path).to(device).eval()
+    model = read_model(Path(path), torch.float32).to(device).eval()
     _check_packing(model, path)
-    return model
-
-
-def read_folder(path: str | Path) -> Any:
-    """The model in `path` as transformers loads it, in float32 on the CPU. Raises `UserError`."""
-    if not (Path(path) / "config.json").is_file():
-        raise UserError(f"model.path = '{path}' holds no config.json; write a Hugging Face model folder")
-    try:
-        with _quiet():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"model.path = '{path}' cannot be loaded: {_line(error)}") from error
-    if missing := sorted(info["missing_keys"]):
-        raise UserError(f"model.path = '{path}' lacks {len(missing)} weights, the first is {missing[0]}")
     return model
 
 
 def write_folder(model: Any, source: str | Path, folder: Path) -> None:
     """Writes `model` as a Hugging Face folder; what else `source` holds (tokenizer, chat template) is copied along."""
-    with _quiet():
+    with quiet():
         model.save_pretrained(folder, safe_serialization=True)
     for file in sorted(Path(source).iterdir()):
         if file.is_file() and not file.name.endswith(_WEIGHT_FILES) and not (folder / file.name).exists():
@@ -135,19 +107,3 @@ def _own_logprobs(model: Any, piece: Piece, device: torch.device) -> Tensor:
     targets = torch.from_numpy(piece.targets).to(device)
     logprobs: Tensor = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     return logprobs
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers: the screen is the run's."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -28,11 +28,12 @@ from torch import Tensor
 
 from gruppetto.config.schema import ModelSection, TrainSection
 from gruppetto.errors import RunError
+from gruppetto.model_folder import device_for
 from gruppetto.rng import seed_for
 from gruppetto.trainer import losses
 from gruppetto.trainer.base import Trainer
 from gruppetto.trainer.embedded import checkpoint
-from gruppetto.trainer.embedded.model import load_model, resolve_device, row_logprobs
+from gruppetto.trainer.embedded.model import load_model, row_logprobs
 from gruppetto.trainer.embedded.optimizer import gradients, learning_rate, make_optimizer, norm_of, rescale
 from gruppetto.trainer.embedded.packing import Piece, Row, cut, pack, rows
 from gruppetto.trainer.embedded.thread import CallThread
@@ -144,7 +145,7 @@ class EmbeddedTrainer(Trainer):
 
     def _start(self) -> None:
         torch.manual_seed(seed_for(self._seed, "trainer"))
-        self._device = resolve_device(self._settings.device)
+        self._device = device_for(self._settings.device)
         self._dtype = torch.bfloat16 if self._settings.dtype == "bfloat16" else None
         self._model = load_model(self._path, self._device)
         self._optimizer = make_optimizer(self._model, self._train)
