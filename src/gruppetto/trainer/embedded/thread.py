@@ -1,7 +1,7 @@
 """The trainer's own thread: one call at a time, in order, never on the event loop.
 
-Promises: a call that waits and is cancelled is never begun; `close` drops what waits, gives the call under way `CLOSE_S`
-and then leaves it behind: the thread is a daemon, so that one call that hangs cannot hold the process.
+Promises: a call that waits and is cancelled is never begun; `close` drops what waits, gives the call under way
+`CLOSE_S`, then leaves it behind: the thread is a daemon, so that one call that hangs cannot hold the process.
 """
 
 from __future__ import annotations
