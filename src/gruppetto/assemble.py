@@ -236,16 +236,25 @@ def _recorder(config: Config, folder: RunFolder) -> Recorder:
 
 
 async def _resume(controller: Controller, folder: RunFolder) -> None:
-    """Loads the newest complete checkpoint, and takes away what was recorded after it."""
+    """Loads the newest checkpoint that can be loaded, and takes away what was recorded after it."""
     checkpoints = controller.stages.checkpoints
     assert checkpoints is not None
+    checkpoints.mend()
     for path in checkpoints.broken():
         print(f"passed over {path}: it is not complete")
-    latest = checkpoints.latest()
-    if latest is None:
-        raise UserError(f"{folder.path} has no complete checkpoint; start the run anew under another run.name")
-    state = checkpoints.read_state(latest)
-    await controller.stages.trainer.load(latest)
-    await controller.restore(state)
-    folder.rewind(state["record"])
-    print(f"resumed {latest}")
+    damaged: list[Path] = []
+    for path in checkpoints.complete():
+        try:
+            state = checkpoints.read_state(path)
+            await controller.stages.trainer.load(path)
+        except UserError as error:
+            print(f"passed over {path}: {error}")
+            damaged.append(path)
+            continue
+        await controller.restore(state)
+        folder.rewind(state["record"])
+        checkpoints.reject(damaged)
+        print(f"resumed {path}")
+        return
+    what = f"no checkpoint that can be loaded ({len(damaged)} are damaged)" if damaged else "no complete checkpoint"
+    raise UserError(f"{folder.path} has {what}; start the run anew under another run.name")

@@ -143,3 +143,30 @@ def test_a_run_that_failed_before_its_first_step_may_begin_again(train, tmp_path
     with pytest.raises(UserError, match="exists; add --resume"):
         train("run.steps=1")
     assert len(metrics_of(folder)) == 1
+
+
+@pytest.mark.parametrize("file", ["trainer/state.pt", "hf/model.safetensors", "scheduler.json"])
+def test_resume_falls_back_to_an_older_checkpoint(train, capsys, file):
+    options = (*PARTIAL, "run.deterministic=true", "checkpoint.every=1")
+    _, straight = train(*options, 'run.name="straight"')
+    expected = timeless(metrics_of(straight))
+    train(*options, "run.steps=3")
+    folder = straight.parent / "run"
+    damaged = folder / "checkpoints" / "step_3" / file
+    damaged.write_bytes(b"?" * damaged.stat().st_size)
+    assert train(*options, resume=True)[0] == 0
+    said = capsys.readouterr().out
+    assert "checkpoints/step_3: " in said
+    assert "resumed " in said
+    assert timeless(metrics_of(folder)) == expected
+
+
+def test_no_checkpoint_that_can_be_loaded_is_one_line_and_changes_nothing(train):
+    _, folder = train("run.steps=2", "checkpoint.every=1")
+    states = sorted(folder.glob("checkpoints/*/trainer/state.pt"))
+    assert len(states) == 2
+    for state in states:
+        state.write_bytes(b"?")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"no checkpoint that can be loaded \(2 are damaged\); start [^\n]*$"):
+            train("run.steps=3", resume=True)
