@@ -13,6 +13,7 @@ import pytest
 from gruppetto.errors import RunError, UserError
 from gruppetto.record.environment import environment
 from gruppetto.record.folder import RunFolder
+from gruppetto.record.lines import LineFile
 from gruppetto.types import DropReason, FinishReason
 
 
@@ -218,3 +219,18 @@ def test_the_environment_holds_versions_and_no_secrets(monkeypatch):
     assert env["packages"]["pydantic"]
     assert env["cores"] >= 1
     assert "hf_secret" not in json.dumps(env)
+
+
+@pytest.mark.parametrize("size", [10, (1 << 16) - 20, 1 << 16, 200_000])
+def test_the_last_line_may_be_longer_than_a_buffer(tmp_path, size):
+    file = LineFile(tmp_path / "lines.jsonl")
+    assert file.last() is None
+    file.write({"t": 1.0})
+    file.write({"t": 2.0, "text": "x" * size})
+    assert file.last()["t"] == 2.0
+    file.close()
+    again = LineFile(tmp_path / "lines.jsonl")
+    assert len(again.last()["text"]) == size
+    again.truncate(10)
+    assert again.last() == {"t": 1.0}
+    again.close()

@@ -55,9 +55,10 @@ class LineFile:
     def last(self) -> Any:
         """The last line, decoded; None when there is none."""
         self.flush()
-        start = max(0, self._size - _BUFFER)
-        lines = os.pread(self._fd, self._size - start, start).splitlines()
-        return msgspec.json.decode(lines[-1]) if lines else None
+        if not self._size:
+            return None
+        start = self._line_start(self._size - 1)
+        return msgspec.json.decode(os.pread(self._fd, self._size - start, start))
 
     def flush(self) -> None:
         """Hands all lines to the operating system, which keeps them if this process dies."""
@@ -83,12 +84,16 @@ class LineFile:
 
     def _mend(self) -> None:
         """Takes a half line at the end away."""
-        end = self._size
+        end = self._line_start(self._size)
+        if end < self._size:
+            self.truncate(end)
+
+    def _line_start(self, end: int) -> int:
+        """Where the line begins that byte `end - 1` belongs to: behind the last newline before `end`, or 0."""
         while end > 0:
             start = max(0, end - _BUFFER)
             newline = os.pread(self._fd, end - start, start).rfind(b"\n")
-            end = start + newline + 1 if newline >= 0 else start
             if newline >= 0:
-                break
-        if end < self._size:
-            self.truncate(end)
+                return start + newline + 1
+            end = start
+        return 0
