@@ -65,7 +65,7 @@ class Run:
         self.controller = Controller(stages, steps=6, eval_every=eval_every)
 
     def saved(self):
-        return self.checkpoints.read_state(self.checkpoints.latest())
+        return self.checkpoints.read_state(self.checkpoints.complete()[0])
 
     def kinds(self, kind):
         return [event for event in self.record.events if event["kind"] == kind]
@@ -122,7 +122,7 @@ def test_without_an_engine_the_publish_ends_the_run_with_a_checkpoint(tmp_path):
     run = None
     with pytest.raises(RunError, match="no engine is left to take weights version 3"):
         run_virtual(main())
-    assert run.checkpoints.latest().name == "step_3"
+    assert run.checkpoints.complete()[0].name == "step_3"
     assert len(run.record.steps) == 3
 
 
@@ -146,7 +146,7 @@ def test_any_failure_of_the_trainer_gives_the_batch_back_and_saves(tmp_path, ver
     run = None
     with pytest.raises(RuntimeError, match="out of memory"):
         run_virtual(main())
-    assert run.checkpoints.latest().name == "step_2"
+    assert run.checkpoints.complete()[0].name == "step_2"
     assert run.saved()["scheduler"]["pool"]["census"]["trained"] == 2 * 9
     assert len(run.saved()["scheduler"]["pool"]["ready"]) >= 3
 
@@ -195,7 +195,7 @@ def test_an_interrupted_evaluation_does_not_cost_the_step_its_record(tmp_path):
 
     run = run_virtual(main())
     assert [row["version"] for row in run.record.steps] == [1, 2]
-    assert run.checkpoints.latest().name == "step_2"
+    assert run.checkpoints.complete()[0].name == "step_2"
     assert run.saved()["evaluated_at"] == 1
 
 
@@ -205,14 +205,15 @@ def test_groups_dropped_before_the_end_are_in_the_rollouts(tmp_path):
         run = Run(
             tmp_path,
             score_of=lambda r: Score(reward=None, error="raised KeyError: 'answer'"),
-            max_filtered_groups=8,
         )
+        run.controller.stages.evaluator = None
         await run.controller.run()
 
     run = None
-    with pytest.raises(RunError, match="no group passed"):
+    with pytest.raises(RunError, match=r"groups in a row failed.*last reason: raised KeyError: 'answer'"):
         run_virtual(main())
     assert len(run.record.rows) >= 8 * 3
+    assert [e["reason"] for e in run.kinds("notice")] == ["a rollout failed: raised KeyError: 'answer'"]
     assert {row["error"] for row in run.record.rows} == {"raised KeyError: 'answer'"}
 
 

@@ -9,7 +9,6 @@ name alone; a broken one is named and passed over.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -40,7 +39,7 @@ class Checkpoints:
         aside.mkdir(parents=True)
         await trainer.save(aside)
         (aside / "scheduler.json").write_bytes(msgspec.json.encode(state))
-        await asyncio.to_thread(_sync_tree, aside)
+        _sync_tree(aside)
         (aside / MARKER).write_text(f"{step}\n")
         _sync(aside / MARKER, aside)
         final = self._put_in_place(aside)

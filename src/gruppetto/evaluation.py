@@ -1,8 +1,8 @@
 """Held-out evaluation on the training engines, between two steps: one weights version, nothing enters the buffer.
 
 It is a loop of its own with the scheduling policy `sync` over groups of one: deadlines, dead engines and lockstep are
-the scheduler's, not written again. Promise: every answer is of the version asked for; an answer without a reward is counted
-as failed, never as wrong.
+the scheduler's, not written again. Promise: every answer is of the version asked for; an answer without a reward is
+counted as failed, never as wrong.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Evaluator:
             min_usable=1,
             drop_zero_variance=False,
             max_filtered_groups=len(self._tasks) + 1,
+            max_failed_groups=len(self._tasks) + 1,
             sampling=replace(settings.sampling, temperature=temperature),
             seed=seed_for(settings.seed, "eval"),
         )

@@ -50,5 +50,6 @@ def loop_settings(config: Config, eos_ids: Sequence[int]) -> LoopSettings:
         engine_queue=0 if config.run.deterministic else config.engine.admit_batch,
         drop_zero_variance=buffer.drop_zero_variance,
         max_filtered_groups=buffer.max_filtered_groups,
+        max_failed_groups=max(8, rollout.prompts_per_step),
         when_starved_train=buffer.when_starved == "train",
     )

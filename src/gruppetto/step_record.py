@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gruppetto.clock import cpu
 from gruppetto.record.account import bubble, excess, ks_of_counts, lengths_summary, step_bound
 from gruppetto.scheduler.census import Census
 from gruppetto.scheduler.meter import EngineWork
@@ -139,6 +140,7 @@ def _rates(facts: StepFacts) -> dict[str, Any]:
     return {
         "perf/tokens_per_s": sum(facts.generated.values()) / step_s,
         "perf/rollouts_per_s": len(facts.batch.samples) / step_s,
+        "perf/cpu_s_total": cpu(),
         "time/decode_s": sum(work.decode_s for work in facts.work),
         "time/prefill_s": sum(work.prefill_s for work in facts.work),
     }

@@ -75,7 +75,9 @@ def test_command_compares_and_writes_json(tmp_path, capsys):
     assert main([*arguments, "--compare", "sync,partial:over_provision=2"]) == 0
     assert "partial:over_provision=2" in capsys.readouterr().out
     assert json.loads(target.read_text())["sync"]["staleness_max"] == 0
-    assert main([*arguments, "--compare", "sync,partial:over_provision=2"]) == 2  # the folders exist
+    assert main([*arguments, "--compare", "sync,partial:over_provision=2"]) == 0  # simulated runs may be written anew
+    (tmp_path / "real" / "rollouts").mkdir(parents=True)
+    assert main([*arguments, "run.name=real"]) == 2
     assert main([*arguments, "sim.workload=Z", "run.name=z"]) == 2
     assert "Z" in capsys.readouterr().err
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 WIDTH = 150
 """Columns of the table where there is no terminal to ask."""
 
+LEGEND = """\
+idle: tail = slots of all engines that stood empty with nothing queued; excess = decode steps over the least that any
+schedule of each step's tokens needs; stale max = versions between the oldest trained token and its training;
+masked, dropped = shares of tokens; len ratio = mean length trained on over mean length generated (below 1: long answers
+are censored)"""
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
@@ -42,7 +48,11 @@ def run(args: argparse.Namespace) -> int:
     wanted = args.compare.split(",") if args.compare else [""]
     runs = {name: _load(args.settings, name, len(wanted) > 1) for name in wanted}
     _check_new(list(runs.values()))
-    results = {name or loaded.config.scheduler.type: figures(simulate(loaded)) for name, loaded in runs.items()}
+    results = {}
+    for name, loaded in runs.items():
+        shown = name or loaded.config.scheduler.type
+        print(f"{shown}: {loaded.config.run.steps} steps on virtual time …", flush=True)
+        results[shown] = figures(simulate(loaded))
     _print(results)
     if args.json:
         _write(results, args.json)
@@ -66,9 +76,12 @@ def _load(settings: list[str], scheduler: str, several: bool) -> Loaded:
 
 def _check_new(runs: list[Loaded]) -> None:
     from gruppetto.record.folder import refuse_existing
+    from gruppetto.sim.simulate import is_simulated
 
     for loaded in runs:
-        refuse_existing(Path(loaded.config.run.dir) / loaded.config.run.name)
+        path = Path(loaded.config.run.dir) / loaded.config.run.name
+        if not is_simulated(path):
+            refuse_existing(path)
 
 
 def _print(results: dict[str, dict[str, float]]) -> None:
@@ -85,6 +98,7 @@ def _print(results: dict[str, dict[str, float]]) -> None:
         table.add_row(name, *(shown(column, values[column]) for column in COLUMNS))
     console = Console()
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
+    print(LEGEND)
 
 
 def _write(results: dict[str, dict[str, float]], target: str) -> None:

@@ -5,6 +5,7 @@ Promise: looks at names only, loads nothing, and reports everything at once as o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,22 @@ def _model(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
         yield f"{_said('model.path', path, origins)}: no such folder; write the path of a Hugging Face folder"
     elif not (Path(path) / "config.json").is_file():
         yield f"{_said('model.path', path, origins)} has no config.json; write the path of a Hugging Face folder"
+    else:
+        yield from _context(config, Path(path))
+
+
+def _context(config: Config, folder: Path) -> Iterator[str]:
+    """Whether the model has positions for the context."""
+    try:
+        model = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return  # said when the model is loaded
+    positions = model.get("text_config", model).get("max_position_embeddings") if isinstance(model, dict) else None
+    if isinstance(positions, int) and config.engine.context > positions:
+        yield (
+            f"engine.context = {config.engine.context} is beyond the model's max_position_embeddings = {positions}; "
+            f"write engine.context = {positions} or less"
+        )
 
 
 def _data(config: Config, origins: Mapping[str, str]) -> Iterator[str]:

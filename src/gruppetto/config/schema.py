@@ -259,8 +259,8 @@ class EvalSection(Section):
 class CheckpointSection(Section):
     """[checkpoint]: what survives."""
 
-    every: Annotated[int, Field(ge=0)] = 0
-    """Steps between checkpoints; 0 = only at the end and on interruption."""
+    every: Annotated[int, Field(ge=0)] = 25
+    """Steps between checkpoints, what `kill -9` can cost; 0 = only at the end and on interruption."""
     keep: Positive = 2
     """Newest complete checkpoints kept."""
 

@@ -71,15 +71,15 @@ def steps_done(step: int, metrics: Mapping[str, Any]) -> int:
 
 
 class LineScreen(Recorder):
-    """One `key=value` line a step, and one for each error."""
+    """One `key=value` line a step, and one for each error and notice."""
 
     def __init__(self, *, steps: int, file: IO[str]) -> None:
         self._steps = steps
         self._file = file
 
     def event(self, kind: str, t: float, **fields: Any) -> None:
-        if kind == "error":
-            self._print(f"error t={t:.1f} {fields.get('reason', '')}")
+        if kind in ("error", "notice"):
+            self._print(f"{kind} t={t:.1f} {fields.get('reason', '')}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._print(
@@ -111,6 +111,8 @@ class LiveScreen(Recorder):
         self._live.start()
 
     def event(self, kind: str, t: float, **fields: Any) -> None:
+        if kind in ("error", "notice"):
+            self._live.console.print(f"{kind} t={t:.1f} {fields.get('reason', '')}", markup=False)
         self.progress.event(kind, fields)
         self._draw()
 

@@ -16,11 +16,15 @@ class GroupFilter:
         self._settings = settings
         self.in_a_row = 0
         self.filtering = settings.drop_zero_variance
+        self._failed_in_a_row = 0
+        self._last_failure = ""
 
     def verdict(self, group: GroupEntry) -> DropReason | None:
         """Why the group may not be trained on, or None."""
         reason = self._reason(group)
         self.in_a_row = self.in_a_row + 1 if reason else 0
+        self._failed_in_a_row = self._failed_in_a_row + 1 if reason is DropReason.FAILED else 0
+        self._last_failure = next((m.failure for m in group.members if m.failure), self._last_failure)
         return reason
 
     def _reason(self, group: GroupEntry) -> DropReason | None:
@@ -33,6 +37,11 @@ class GroupFilter:
 
     def check_starved(self, census: Census) -> bool:
         """Raises `RunError`, or stops filtering and says so, once too many groups in a row have been dropped."""
+        if self._failed_in_a_row >= self._settings.max_failed_groups:
+            raise RunError(
+                f"{self._failed_in_a_row} groups in a row failed, without a rollout between them that could be trained "
+                f"on; the last reason: {self._last_failure}"
+            )
         if self.in_a_row < self._settings.max_filtered_groups:
             return False
         if self._settings.when_starved_train and self.filtering:
@@ -41,5 +50,5 @@ class GroupFilter:
         counts = ", ".join(f"{count} rollouts {reason}" for reason, count in sorted(census.dropped.items()))
         raise RunError(
             f"no group passed: {self.in_a_row} in a row were dropped (so far {counts}); the task is too easy or too "
-            f"hard for this model, or its reward fails; write buffer.when_starved = 'train' to train on what comes"
+            f"hard for this model; write buffer.when_starved = 'train' to train on what comes"
         )

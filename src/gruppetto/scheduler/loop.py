@@ -36,6 +36,9 @@ from gruppetto.types import DropReason, FinishReason, RolloutState
 MAX_DECISIONS = 100_000
 """Decisions in a row without an event after which a scheduling policy is taken to be looping."""
 
+MAX_TOLD = 5
+"""Different reasons of failure that are said aloud; all are in the events."""
+
 
 class RolloutLoop:
     """Drives rollouts until a batch is closed. One consumer calls `next_batch` and `published` in turn."""
@@ -69,11 +72,12 @@ class RolloutLoop:
         self._batch: list[GroupEntry] | None = None
         self._stopping = False
         self._last_loss = ""
+        self._told: set[str] = set()
 
     # -- the consumer's side ------------------------------------------------------------------------------------------
 
     async def next_batch(self) -> list[GroupEntry]:
-        """Runs rollouts until the scheduling policy closes a batch and the engines are free; empty when the data has ended."""
+        """Runs rollouts until a batch is closed and the engines are free; empty when the data has ended."""
         while True:
             self._check_hope()
             self._decide()
@@ -281,6 +285,7 @@ class RolloutLoop:
     def _member_closed(self, group: GroupEntry, failed: str | None, why: str) -> None:
         if failed is not None:
             self._event("drop", rollout=failed, group=group.id, reason=DropReason.FAILED, error=why)
+            self._tell_once(why)
         if group.open:
             return
         reason = self.filter.verdict(group)
@@ -289,6 +294,12 @@ class RolloutLoop:
             return
         self.pool.make_ready(group.id)
         self._event("ready", group=group.id)
+
+    def _tell_once(self, why: str) -> None:
+        """A failure is said when it is new; how often it comes is in the counts."""
+        if why not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(why)
+            self._event("notice", reason=f"a rollout failed: {why}")
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

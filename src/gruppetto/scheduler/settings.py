@@ -32,6 +32,8 @@ class LoopSettings:
     """Members with a reward below which a group has no baseline, so weight 0, and is replaced."""
     drop_zero_variance: bool = False
     max_filtered_groups: int = 256
+    max_failed_groups: int = 8
+    """Groups in a row without enough rewards after which the reward or the engine is taken to be broken."""
     when_starved_train: bool = False
 
     def budget(self, prompt: int, made: int) -> int:

@@ -7,6 +7,8 @@ Not in the model yet: prefill time, KV capacity, tools; a decode step takes `dec
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,8 @@ def simulate(loaded: Loaded) -> Path:
     config = loaded.config
     demand = demand_of(config.sim.workload)
     path = Path(config.run.dir) / config.run.name
+    if is_simulated(path):
+        shutil.rmtree(path)  # the same config writes the same bytes again
     environment = {"simulated": True, "packages": {"gruppetto": __version__}}
     folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
     try:
@@ -41,6 +45,14 @@ def simulate(loaded: Loaded) -> Path:
     finally:
         folder.close()
     return path
+
+
+def is_simulated(path: Path) -> bool:
+    """Whether this folder is that of a simulated run, which may be written anew."""
+    try:
+        return bool(json.loads((path / "env.json").read_text())["simulated"])
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def demand_of(workload: str) -> Demand:
