@@ -5,56 +5,14 @@ import threading
 
 import pytest
 import torch
-from engines.kit import bits, ids_of, logprobs_of, make_engine, request
+from engines.kit import bits, ids_of, logprobs_of, make_engine, other_weights, publish, request, spawn, until
 from transformers import AutoModelForCausalLM
 
 from gruppetto.engines.base import EngineFinish
-from gruppetto.engines.embedded.engine import EmbeddedEngine
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import Bucket
 from gruppetto.weights.checksum import checksum
 from gruppetto.weights.inprocess import InProcessChannel
-
-
-@pytest.fixture
-async def open_engine(tiny_model):
-    """Starts engines and closes them at the end."""
-    made: list[EmbeddedEngine] = []
-
-    async def start(**settings) -> EmbeddedEngine:
-        engine = make_engine(tiny_model, **settings)
-        made.append(engine)
-        await engine.start()
-        return engine
-
-    yield start
-    for engine in made:
-        await engine.close()
-
-
-def other_weights(path, shift: float = 0.05):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(shift * torch.randn(p.shape, generator=generator))
-    return model
-
-
-async def publish(engine, model, version=1, bucket_bytes=300_000, mode="keep"):
-    await engine.pause(mode)
-    await InProcessChannel(bucket_bytes).publish(version, model.named_parameters(), [engine])
-    await engine.resume()
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
-def spawn(engine, requests):
-    return [asyncio.ensure_future(engine.generate(r)) for r in requests]
 
 
 async def test_concurrent_calls_come_back_and_are_counted(open_engine):
@@ -304,68 +262,6 @@ async def test_memory_is_not_released_under_live_requests(open_engine):
     await engine.release_memory(["kv"])
 
 
-async def test_lockstep_delivers_nothing_between_advances_and_one_round_in_each(open_engine):
-    engine = await open_engine(lockstep=True)
-    assert engine.capabilities.lockstep
-    calls = spawn(engine, [request(str(i), [i + 1], max_tokens=n) for i, n in enumerate([6, 3, 3, 9])])
-    await asyncio.sleep(0.02)
-    assert engine.stats().decode_steps_total == 0
-    seen = []
-    for _ in range(3):
-        await engine.advance()
-        seen.append([c.done() for c in calls])
-        await asyncio.sleep(0.01)
-        assert seen[-1] == [c.done() for c in calls]
-    assert seen == [[False, True, True, False], [True, True, True, False], [True] * 4]
-    await engine.advance()
-
-
-async def test_a_request_sent_during_an_advance_enters_after_it(open_engine):
-    engine = await open_engine(lockstep=True, context=1024)
-    (long,) = spawn(engine, [request("long", [1], max_tokens=300)])
-    await asyncio.sleep(0)
-    advance = asyncio.ensure_future(engine.advance())
-    await until(lambda: engine.stats().decode_steps_total > 2)
-    (late,) = spawn(engine, [request("late", [1], max_tokens=1)])
-    await advance
-    assert (long.done(), late.done()) == (True, False)
-    await engine.advance()
-    assert late.done()
-
-
-async def test_a_cancelled_advance_does_not_confuse_the_next(open_engine):
-    engine = await open_engine(lockstep=True, context=2048)
-    calls = spawn(engine, [request(str(n), [n], max_tokens=n) for n in (30, 60, 90)])
-    await asyncio.sleep(0)
-    first = asyncio.ensure_future(engine.advance())
-    await asyncio.sleep(0)
-    first.cancel()
-    await engine.advance()
-    assert any(call.done() for call in calls)
-    await asyncio.gather(engine.advance(), engine.advance(), engine.advance())
-    steps = engine.stats().decode_steps_total
-    await asyncio.sleep(0.02)
-    assert engine.stats().decode_steps_total == steps
-
-
-async def test_aborts_and_pauses_work_inside_and_between_advances(open_engine):
-    engine = await open_engine(lockstep=True, context=2048)
-    calls = spawn(engine, [request(str(i), [1], max_tokens=2000) for i in range(2)])
-    await asyncio.sleep(0)
-    assert await engine.abort("1") == 1
-    assert (await calls[1]).num_tokens == 0
-    advance = asyncio.ensure_future(engine.advance())
-    await until(lambda: engine.stats().decode_steps_total > 2)
-    await engine.pause("keep")
-    await advance
-    assert not calls[0].done()
-    await engine.resume()
-    advance = asyncio.ensure_future(engine.advance())
-    assert await engine.abort() == 1
-    await advance
-    assert (await calls[0]).num_tokens > 0
-
-
 async def test_weights_that_are_not_finite_kill_the_engine_by_name_and_nothing_hangs(open_engine, tiny_model):
     engine = await open_engine()
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -423,12 +319,6 @@ async def test_close_ends_calls_with_what_they_made_and_may_be_called_twice(open
     await engine.close()
     with pytest.raises(EngineError, match="is closed"):
         await engine.generate(request("x", [1]))
-
-
-async def test_advance_is_refused_without_lockstep(open_engine):
-    engine = await open_engine()
-    with pytest.raises(NotImplementedError, match="no lockstep"):
-        await engine.advance()
 
 
 async def test_an_engine_that_hangs_is_left_behind_and_holds_nothing(tiny_model, monkeypatch, caplog):
