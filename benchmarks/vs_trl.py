@@ -17,8 +17,9 @@ TRL's batch into micro-batches and generate calls, and ends; the first listed is
 comparison uses. The loss is the mean over rollouts of the mean over tokens, which no such cut changes. TRL lives in
 `.venv-trl`, which is made when it is missing.
 
-Figures: <case>.<side>.rollouts_per_s, <case>.<side>.{step_s, generate_s, train_s, rest_s}, and over TRL
-<case>.{sync, partial, deterministic}.ratio. `same_reward`: the mean reward of the last third of the steps, averaged
+Figures: <case>.<side>.rollouts_per_s, <case>.<side>.{step_s, cpu_s, generate_s, train_s, rest_s}, and
+over TRL <case>.{sync, partial, deterministic}.{ratio, cpu_ratio}; the second counts CPU seconds of the training process
+in place of seconds, and so means something on a busy machine. `same_reward`: the mean reward of the last third of the steps, averaged
 over rounds, differs by at most 0.03 between sync and TRL. `same_lengths`: the lengths of the first step, which both
 sides sample from the same weights, have a two-sample Kolmogorov-Smirnov distance below its critical value at 0.001.
 """
@@ -69,17 +70,24 @@ def rate(case: Case, steps: Sequence[Step]) -> float:
     return sum(len(step.rewards) for step in timed) / sum(step.step_s for step in timed)
 
 
+def cpu_rate(case: Case, steps: Sequence[Step]) -> float:
+    """Rollouts trained per CPU second of the process that trains."""
+    timed = steps[case.warm :]
+    return sum(len(step.rewards) for step in timed) / sum(step.cpu_s for step in timed)
+
+
 def speed(case: Case, runs: Runs) -> dict[str, float]:
     """Medians over rounds of rates, seconds by part and ratios."""
     figures: dict[str, float] = {}
     for side, rounds in runs.items():
         figures[f"{case.name}.{side}.rollouts_per_s"] = statistics.median(rate(case, steps) for steps in rounds)
-        for part in ("step_s", "generate_s", "train_s", "rest_s"):
+        for part in ("step_s", "cpu_s", "generate_s", "train_s", "rest_s"):
             means = [statistics.fmean(getattr(step, part) for step in steps[case.warm :]) for steps in rounds]
             figures[f"{case.name}.{side}.{part}"] = statistics.median(means)
         if side != "trl":
-            pairs = zip(rounds, runs["trl"], strict=True)
-            figures[f"{case.name}.{side}.ratio"] = statistics.median(rate(case, a) / rate(case, b) for a, b in pairs)
+            pairs = list(zip(rounds, runs["trl"], strict=True))
+            for name, by in (("ratio", rate), ("cpu_ratio", cpu_rate)):
+                figures[f"{case.name}.{side}.{name}"] = statistics.median(by(case, a) / by(case, b) for a, b in pairs)
     return figures
 
 
@@ -130,10 +138,22 @@ def show(case: Case, runs: Runs, figures: dict[str, float | bool]) -> None:
     layout = case.layouts[0]
     print(f"\n{case.name}: {case.batch} rollouts a step, at most {case.max_tokens} tokens; TRL generates")
     print(f"{layout.generate_batch} at a time and trains on {layout.micro_batch} at a time")
-    head = ["rollouts/s", "ratio", "s/step", "generate", "train", "rest", "tokens", "p50", "p99"]
+    head = [
+        "rollouts/s",
+        "ratio",
+        "CPU ratio",
+        "s/step",
+        "CPU s/step",
+        "generate",
+        "train",
+        "rest",
+        "tokens",
+        "p50",
+        "p99",
+    ]
     print(f"{'':<15}" + "".join(f"{name:>11}" for name in head))
     for side in runs:
-        keys = ["rollouts_per_s", "ratio", "step_s", "generate_s", "train_s", "rest_s"]
+        keys = ["rollouts_per_s", "ratio", "cpu_ratio", "step_s", "cpu_s", "generate_s", "train_s", "rest_s"]
         keys += ["tokens.mean", "tokens.p50", "tokens.p99"]
         cells = [figures.get(f"{case.name}.{side}.{key}") for key in keys]
         print(f"{side:<15}" + "".join(f"{'' if cell is None else format(cell, '.2f'):>11}" for cell in cells))

@@ -22,9 +22,10 @@ TRL_PACKAGES = ("torch==2.13.0", "trl==1.16.0")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step. `step_s` runs from the end of the step before to the end of this one."""
+    """One optimizer step, from the end of the step before to its own; `cpu_s` is what the process used meanwhile."""
 
     step_s: float
+    cpu_s: float
     generate_s: float
     train_s: float
     rewards: list[float]
@@ -109,19 +110,21 @@ def _run(command: list[str], folder: Path) -> None:
 def _read_run(run: Path) -> list[Step]:
     """A run folder's steps."""
     ends = [event["t"] for event in _lines(run / "events.jsonl") if event["kind"] == "publish_end"]
-    steps = []
+    steps, cpu = [], 0.0
     for before, end, metrics in zip([0.0, *ends], ends, _lines(run / "metrics.jsonl"), strict=False):
         rollouts = _lines(run / "rollouts" / f"step_{metrics['step']:06d}.jsonl")
         trained = [rollout for rollout in rollouts if rollout["fate"] == "trained"]
         steps.append(
             Step(
                 step_s=end - before,
+                cpu_s=metrics["perf/cpu_s_total"] - cpu,
                 generate_s=metrics["time/wait_for_batch_s"],
                 train_s=metrics["time/train_s"],
                 rewards=[rollout["reward"] for rollout in trained],
                 lengths=[rollout["tokens"] for rollout in trained],
             )
         )
+        cpu = metrics["perf/cpu_s_total"]
     return steps
 
 

@@ -28,7 +28,7 @@ class Clock(TrainerCallback):
         self._sums: dict[str, float] = {}
         self._rewards: list[float] = []
         self._lengths: list[int] = []
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), time.process_time()
 
     def wrap(self, owner: object, method: str, name: str) -> None:
         """Counts the seconds spent in `owner.method` under `name`."""
@@ -51,17 +51,19 @@ class Clock(TrainerCallback):
         return rewards
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         prepare, generate = self._sums.get("prepare", 0.0), self._sums.get("generate", 0.0)
         step = now - self._last
         self.steps.append({
             "step_s": step,
+            "cpu_s": cpu - self._last_cpu,
             "generate_s": generate,
             "train_s": step - prepare,
             "rewards": self._rewards,
             "lengths": self._lengths,
         })  # fmt: skip
-        self._sums, self._rewards, self._lengths, self._last = {}, [], [], now
+        self._sums, self._rewards, self._lengths = {}, [], []
+        self._last, self._last_cpu = now, cpu
 
 
 def main() -> None:

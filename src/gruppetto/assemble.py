@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.config.loader import Loaded
+from gruppetto.config.preflight import refuse_changes
 from gruppetto.config.schema import Config
 from gruppetto.controller import Controller, Interrupted, Stages
 from gruppetto.data.source import RowSource, build_source
@@ -42,12 +43,44 @@ def train(loaded: Loaded, *, resume: bool = False) -> int:
     return asyncio.run(_train(loaded, resume))
 
 
+def rehearse(loaded: Loaded, *, resume: bool = False) -> None:
+    """Everything of `train` that loads no weights and writes nothing. Raises the `UserError` that it would."""
+    config = loaded.config
+    tokenizer, _, _ = _inputs(loaded, resume)
+    _check_model(config)
+
+    async def start_reward() -> None:
+        reward = build_reward(config.reward, tokenizer.decode)
+        try:
+            await reward.start()
+        finally:
+            await reward.close()
+
+    asyncio.run(start_reward())
+
+
+def _inputs(loaded: Loaded, resume: bool) -> tuple[HFTokenizer, RowSource, RowSource | None]:
+    """Tokenizer, tasks, held-out tasks: what can be refused before a run folder is made."""
+    config = loaded.config
+    if resume:
+        refuse_changes(_place(config), loaded.resolved())
+    tokenizer = HFTokenizer(config.model.path)
+    source = build_source(config.data, config.rollout, config.engine.context, tokenizer, config.run.seed)
+    return tokenizer, source, _held_out(config, tokenizer)
+
+
+def _check_model(config: Config) -> None:
+    from gruppetto.engines.embedded.load import refuse
+    from gruppetto.model_folder import device_for, read_config
+
+    device_for(config.model.device)
+    refuse(read_config(Path(config.model.path)), config.engine.context)
+
+
 async def _train(loaded: Loaded, resume: bool) -> int:
     config = loaded.config
     _set_threads(config)
-    tokenizer = HFTokenizer(config.model.path)
-    source = build_source(config.data, config.rollout, config.engine.context, tokenizer, config.run.seed)
-    held_out = _held_out(config, tokenizer)
+    tokenizer, source, held_out = _inputs(loaded, resume)
     folder = _folder(loaded, resume)
     async with contextlib.AsyncExitStack() as stack:
         recorder = _recorder(config, folder)
@@ -109,6 +142,7 @@ async def _stages(
         for engine in engines:
             stack.push_async_callback(engine.close)
             await engine.start()
+        _tell_determinism(config, engines, recorder)
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
         await trainer.start()
@@ -140,8 +174,6 @@ def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
     from gruppetto.engines.embedded.engine import EmbeddedEngine
 
     engine = config.engine
-    if engine.args:
-        raise UserError(f"engine.args = {dict(engine.args)}: the embedded engine takes none; leave the table out")
     return [
         EmbeddedEngine(
             f"embedded-{index}",
@@ -199,6 +231,20 @@ def _tell_data(source: RowSource, recorder: Recorder) -> None:
         )
 
 
+def _tell_determinism(config: Config, engines: Sequence[Engine], recorder: Recorder) -> None:
+    """What run.deterministic asked for and this machine does not give, in the record and on the screen."""
+    failed = [engine.name for engine in engines if not engine.capabilities.deterministic]
+    if config.run.deterministic and failed:
+        recorder.event(
+            "notice",
+            0.0,
+            engines=failed,
+            reason=f"run.deterministic = true does not hold here: the self-test of {', '.join(failed)} found tokens or "
+            "logprobs that depend on batch-mates; not guaranteed are equal metrics of two runs with the same seed, and "
+            "of a resumed run with one that was not interrupted",
+        )
+
+
 def _held_out(config: Config, tokenizer: HFTokenizer) -> RowSource | None:
     if not config.eval.tasks:
         return None
@@ -211,8 +257,12 @@ def _held_out(config: Config, tokenizer: HFTokenizer) -> RowSource | None:
     return source
 
 
+def _place(config: Config) -> Path:
+    return Path(config.run.dir) / config.run.name
+
+
 def _folder(loaded: Loaded, resume: bool) -> RunFolder:
-    path = Path(loaded.config.run.dir) / loaded.config.run.name
+    path = _place(loaded.config)
     if resume:
         return RunFolder.open(path, loaded.source_text, loaded.resolved())
     return RunFolder.create(path, loaded.source_text, loaded.resolved(), environment())

@@ -21,7 +21,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Example: gruppetto train run.toml rollout.group_size=16",
     )
     add_settings(parser)
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the resolved config, and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check config, model, data and reward without loading weights, print the resolved config, and stop",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of runs/<name>")
     parser.set_defaults(run=run)
 
@@ -31,12 +35,13 @@ def run(args: argparse.Namespace) -> int:
     require_files(args.settings, "train")
     loaded = load_settings(args.settings)
     check(loaded, resume=args.resume)
+    quiet_threads(loaded.config)
+    from gruppetto.assemble import rehearse, train
+
     if args.dry_run:
+        rehearse(loaded, resume=args.resume)
         _print_resolved(loaded)
         return 0
-    quiet_threads(loaded.config)
-    from gruppetto.assemble import train
-
     return train(loaded, resume=args.resume)
 
 

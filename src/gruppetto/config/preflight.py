@@ -1,22 +1,66 @@
-"""What can be known to be missing before anything heavy is loaded: folders, files, extras.
+"""What can be known to be wrong before anything heavy is loaded: missing folders, files and extras, settings that do
+not go together, and what a resumed run must not change.
 
-Promise: looks at names only, loads nothing, and reports everything at once as one `UserError`.
+Promise: looks at names and at small JSON files only, and reports everything at once as one `UserError`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from gruppetto.config.schema import Config
+from gruppetto.config.schema import Config, DataSection
+from gruppetto.config.toml import value_text
 from gruppetto.errors import UserError
+from gruppetto.imports import one_line
+
+KEPT = (
+    "run.seed",
+    "model.path",
+    *(f"data.{key}" for key in DataSection.model_fields if key != "eval_path"),
+    *(f"rollout.{key}" for key in ("group_size", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_ids")),
+    *(f"reward.{key}" for key in ("type", "path", "pattern")),
+)
+"""What a run keeps for its whole life: its groups must be drawn and scored alike, and its tasks go on where they were."""
 
 
 def preflight(config: Config, origins: Mapping[str, str]) -> None:
     """Raises `UserError` with one line for each missing thing that `config` names."""
-    lines = [*_model(config, origins), *_data(config, origins), *_run(config), *_extras(config)]
+    _refuse([*_model(config, origins), *_data(config, origins), *_run(config), *_extras(config)])
+
+
+def refuse_changes(folder: Path, resolved: Mapping[str, Any]) -> None:
+    """Raises `UserError` with one line for each of `KEPT` that differs from the config saved in a run's `folder`."""
+    file = folder / "config.resolved.json"
+    try:
+        saved = json.loads(file.read_text("utf-8"))
+        differ = [(key, *values) for key in KEPT if (values := _both(saved, resolved, *key.split("."))) is not None]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{file} cannot be read ({one_line(error)}), so that run cannot be gone on with; "
+            "write another run.name to begin anew"
+        ) from None
+    _refuse(
+        [
+            f"--resume: {key} is {value_text(old)} in {folder} and {value_text(new)} now, and a run cannot mix the two; "
+            f"write {key} = {value_text(old)}, or another run.name without --resume"
+            for key, old, new in differ
+        ]
+    )
+
+
+def _both(
+    saved: Mapping[str, Mapping[str, Any]], resolved: Mapping[str, Any], section: str, name: str
+) -> tuple[Any, Any] | None:
+    """The saved and the new value where they differ; a setting that the saved config does not know is as it was."""
+    old, new = saved.get(section, {}).get(name, resolved[section][name]), resolved[section][name]
+    return (old, new) if old != new else None
+
+
+def _refuse(lines: Sequence[str]) -> None:
     if lines:
         raise UserError("\n".join(lines))
 
@@ -52,6 +96,11 @@ def _data(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
         yield "data.path is not set: it names the tasks; write data.path = a JSONL or Parquet file"
     if config.data.type != "file":
         return
+    if config.eval.tasks and not config.data.eval_path:
+        yield (
+            f"eval.tasks = {config.eval.tasks}, but data.eval_path is not set and names the held-out tasks; "
+            "write data.eval_path = a JSONL or Parquet file, or eval.tasks = 0"
+        )
     for key, path in (("data.path", config.data.path), ("data.eval_path", config.data.eval_path)):
         if path and not Path(path.partition("@[")[0]).is_file():
             yield f"{_said(key, path, origins)}: no such file; write the path of a JSONL or Parquet file"
@@ -61,6 +110,8 @@ def _run(config: Config) -> Iterator[str]:
     name = config.run.name
     if not name or name in (".", "..", "latest") or "/" in name:
         yield f'run.name = "{name}" cannot name a folder; write a plain word, as in run.name = "first"'
+    if config.engine.args:
+        yield (f"engine.args = {value_text(config.engine.args)}: the embedded engine takes none; leave engine.args out")
     if config.reward.type == "function" and ":" not in config.reward.path:
         yield f'reward.path = "{config.reward.path}" names no function; write reward.path = "module:function"'
     if config.reward.type == "regex" and not config.reward.pattern:

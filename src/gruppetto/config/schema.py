@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
+PREFILL_ALIGN = 32
+"""With run.deterministic, prefill lengths are multiples of this: kernels sum in another order at other lengths."""
+
 
 class Section(BaseModel):
     """A TOML table."""
@@ -344,4 +347,10 @@ class Config(Section):
             yield (
                 f"run.deterministic = true needs model.dtype = 'float32' and run.threads = 1, not "
                 f"'{self.model.dtype}' and {self.run.threads}; bits are only independent of the batch there"
+            )
+        chunk = self.engine.prefill_chunk
+        if self.run.deterministic and chunk % PREFILL_ALIGN:
+            yield (
+                f"engine.prefill_chunk = {chunk} with run.deterministic = true must be a multiple of {PREFILL_ALIGN}; "
+                f"write engine.prefill_chunk = {-(-chunk // PREFILL_ALIGN) * PREFILL_ALIGN}"
             )

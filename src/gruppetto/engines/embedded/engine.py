@@ -36,7 +36,7 @@ class EmbeddedEngine(Engine):
 
     `decode` is the tokenizer's, needed for stop strings only. `deterministic` makes a request's tokens and logprobs
     bitwise independent of its batch-mates, their order, the slot count, and of being parked and resumed (fp32, one
-    thread); `invariant` tells, after `start`, whether the self-test found this to hold here.
+    thread); after `start`, `capabilities.deterministic` tells whether the self-test found this to hold here.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class EmbeddedEngine(Engine):
         self.capabilities = Capabilities(
             lockstep=lockstep, deterministic=deterministic, keep_kv_on_pause=True, context=context
         )
-        self.invariant = False
         self._settings = Settings(
             name=name,
             slots=slots,
@@ -86,7 +85,8 @@ class EmbeddedEngine(Engine):
         if self._thread is not None:
             raise EngineError(self.name, "was started before; make a new one")
         self._thread = EngineThread(self.name, self._load, self._on_results, self._on_death)
-        self._vocab, self.invariant = await self._thread.ask(lambda serving: (serving.vocab, serving.invariant))
+        self._vocab, invariant = await self._thread.ask(lambda serving: (serving.vocab, serving.invariant))
+        self.capabilities = replace(self.capabilities, deterministic=invariant)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Samples until a stop, the budget or an abort. Cancelling the call aborts the request."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gruppetto.config.schema import PREFILL_ALIGN
 from gruppetto.engines.embedded.stops import Decode
 from gruppetto.errors import UserError
 
-ALIGN = 32
+ALIGN = PREFILL_ALIGN
 """Deterministic mode: prefill lengths and decode spans are multiples of this."""
 MIN_ROWS = 16
 """Deterministic mode: a decode batch never has fewer rows; below it BLAS kernels sum in another order."""
