@@ -27,7 +27,7 @@ from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.environment import environment
 from gruppetto.record.fanout import Fanout
-from gruppetto.record.folder import RunFolder
+from gruppetto.record.folder import RunFolder, require_run
 from gruppetto.record.screen import build_screen
 from gruppetto.rewards.build import build_reward
 from gruppetto.scheduler.loop import RolloutLoop
@@ -63,6 +63,7 @@ def _inputs(loaded: Loaded, resume: bool) -> tuple[HFTokenizer, RowSource, RowSo
     """Tokenizer, tasks, held-out tasks: what can be refused before a run folder is made."""
     config = loaded.config
     if resume:
+        require_run(_place(config))
         refuse_changes(_place(config), loaded.resolved())
     tokenizer = HFTokenizer(config.model.path)
     source = build_source(config.data, config.rollout, config.engine.context, tokenizer, config.run.seed)
@@ -231,7 +232,7 @@ def _tell_data(source: RowSource, recorder: Recorder) -> None:
         )
 
 
-def _tell_determinism(config: Config, engines: Sequence[Engine], recorder: Recorder) -> None:
+def _tell_determinism(config: Config, engines: list[Engine], recorder: Recorder) -> None:
     """What run.deterministic asked for and this machine does not give, in the record and on the screen."""
     failed = [engine.name for engine in engines if not engine.capabilities.deterministic]
     if config.run.deterministic and failed:

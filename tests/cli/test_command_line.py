@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,16 +114,72 @@ def test_a_run_folder_that_exists_is_refused_but_not_for_a_resume(here, capsys):
     assert err(capsys) == [
         "error: runs/run is no run folder (it has no config.resolved.json); leave --resume out to begin it"
     ]
-    Path("runs/run/config.resolved.json").write_text("{}")
-    assert main(["train", "run.toml", "--dry-run", "--resume"]) == 0
 
 
-def test_a_dry_run_prints_the_resolved_config_and_makes_nothing(here, capsys):
+@pytest.fixture
+def dry_run(here, tiny_model, monkeypatch):
+    """dry_run(*settings) -> exit code of a dry run on a model folder that is real, but for its weights."""
+    monkeypatch.setattr("gruppetto.cli.train.quiet_threads", lambda config: None)
+    shutil.copytree(tiny_model, "model", dirs_exist_ok=True)
+    Path("model/model.safetensors").unlink()
+    return lambda *settings: main(["train", "run.toml", "--dry-run", *settings])
+
+
+def test_a_dry_run_prints_the_resolved_config_and_makes_nothing(here, dry_run, capsys):
     before = sorted(p.name for p in here.iterdir())
-    assert main(["train", "run.toml", "--dry-run", "rollout.max_tokens=99"]) == 0
+    assert dry_run("rollout.max_tokens=99") == 0
     resolved = json.loads(capsys.readouterr().out)
     assert (resolved["rollout"]["group_size"], resolved["rollout"]["max_tokens"]) == (4, 99)
     assert sorted(p.name for p in here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["eval.tasks=4"], "eval.tasks = 4, but data.eval_path is not set"),
+        (["engine.args.x=1"], "engine.args = {x = 1}: the embedded engine takes none; leave engine.args out"),
+        (["run.deterministic=true", "engine.prefill_chunk=100"], "write engine.prefill_chunk = 128"),
+        (["data.path=bad.jsonl"], "bad.jsonl"),
+        (["data.eval_path=tasks.jsonl", "eval.tasks=9"], "write eval.tasks = 1 or fewer"),
+        (["reward.type=function", "reward.path=nowhere_at_all:score"], "nowhere_at_all"),
+        (["reward.type=function", "reward.path=reward.py:scoer"], "scoer"),
+        (["model.device=abacus"], "model.device = 'abacus' cannot be used"),
+        (["model.path=sliding"], "sliding window"),
+        (["model.path=plain"], "tokenizer"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_would(here, dry_run, capsys, settings, said):
+    Path("bad.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": 7}\n')
+    Path("reward.py").write_text("def score(response):\n    return 1.0\n")
+    shutil.copytree("model", "sliding")
+    config = json.loads(Path("model/config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 64, "layer_types": None, "max_window_layers": 0}
+    Path("sliding/config.json").write_text(json.dumps(config))
+    Path("plain").mkdir()
+    shutil.copy("model/config.json", "plain")
+    assert dry_run(*settings) == 2
+    lines = err(capsys)
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_of_a_resume_refuses_what_a_run_keeps(here, dry_run, capsys):
+    saved = load(["run.toml"]).resolved()
+    Path("runs/run").mkdir(parents=True)
+    Path("runs/run/config.resolved.json").write_text(json.dumps(saved))
+    assert dry_run("--resume", "run.steps=7", "scheduler.type=partial", "train.lr=1", "eval.every=3") == 0
+    capsys.readouterr()
+    assert dry_run("--resume", "rollout.group_size=8", "data.args.a=1", "run.seed=5") == 2
+    assert err(capsys) == [
+        f"error: --resume: {key} was {old} in runs/run and is {new} now, and one run cannot mix them; "
+        f"write {key} = {old}, or another run.name without --resume"
+        for key, old, new in [("run.seed", 0, 5), ("data.args", "{}", "{a = 1}"), ("rollout.group_size", 4, 8)]
+    ]
+    for text in ("{", "[]", '{"run": 3}'):
+        Path("runs/run/config.resolved.json").write_text(text)
+        assert dry_run("--resume") == 2
+        assert "runs/run/config.resolved.json cannot be read" in err(capsys)[0]
 
 
 def test_config_says_where_each_value_came_from(here, capsys):

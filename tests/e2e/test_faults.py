@@ -170,3 +170,27 @@ def test_no_checkpoint_that_can_be_loaded_is_one_line_and_changes_nothing(train)
     for _ in range(2):
         with pytest.raises(UserError, match=r"no checkpoint that can be loaded \(2 are damaged\); start [^\n]*$"):
             train("run.steps=3", resume=True)
+
+
+def test_resume_with_other_sizes_is_refused_and_changes_nothing(train):
+    _, folder = train("run.steps=1")
+    before = (folder / "config.resolved.json").read_bytes()
+    with pytest.raises(UserError, match=r"^--resume: rollout\.group_size was 4 in \S+ and is 2 now, .* = 4, [^\n]*$"):
+        train("run.steps=2", "rollout.group_size=2", resume=True)
+    assert (folder / "config.resolved.json").read_bytes() == before
+    code, _ = train("run.steps=2", "train.lr=1e-4", 'scheduler.type="partial"', resume=True)
+    assert code == 0
+
+
+def test_broken_determinism_is_said_in_the_record_and_on_the_screen(train, monkeypatch, capfd):
+    monkeypatch.setattr("gruppetto.engines.embedded.selftest._invariant", lambda core, vocab: False)
+    _, folder = train("run.steps=1", "run.deterministic=true", 'log.screen="lines"')
+    (notice,) = [event for event in events_of(folder) if event["kind"] == "notice"]
+    assert notice["engines"] == ["embedded-0"]
+    assert "run.deterministic = true does not hold here" in notice["reason"]
+    assert [line for line in "".join(capfd.readouterr()).splitlines() if notice["reason"] in line]
+
+
+def test_a_machine_that_is_deterministic_says_nothing(train):
+    _, folder = train("run.steps=1", "run.deterministic=true")
+    assert not [event for event in events_of(folder) if event["kind"] == "notice"]

@@ -24,7 +24,7 @@ KEPT = (
     *(f"rollout.{key}" for key in ("group_size", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_ids")),
     *(f"reward.{key}" for key in ("type", "path", "pattern")),
 )
-"""What a run keeps for its whole life: its groups must be drawn and scored alike, and its tasks go on where they were."""
+"""What a run keeps for its whole life: all its groups are drawn and scored alike, from the same tasks."""
 
 
 def preflight(config: Config, origins: Mapping[str, str]) -> None:
@@ -38,15 +38,15 @@ def refuse_changes(folder: Path, resolved: Mapping[str, Any]) -> None:
     try:
         saved = json.loads(file.read_text("utf-8"))
         differ = [(key, *values) for key in KEPT if (values := _both(saved, resolved, *key.split("."))) is not None]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{file} cannot be read ({one_line(error)}), so that run cannot be gone on with; "
             "write another run.name to begin anew"
         ) from None
     _refuse(
         [
-            f"--resume: {key} is {value_text(old)} in {folder} and {value_text(new)} now, and a run cannot mix the two; "
-            f"write {key} = {value_text(old)}, or another run.name without --resume"
+            f"--resume: {key} was {value_text(old)} in {folder} and is {value_text(new)} now, and one run cannot mix "
+            f"them; write {key} = {value_text(old)}, or another run.name without --resume"
             for key, old, new in differ
         ]
     )
