@@ -17,11 +17,12 @@ TRL's batch into micro-batches and generate calls, and ends; the first listed is
 comparison uses. The loss is the mean over rollouts of the mean over tokens, which no such cut changes. TRL lives in
 `.venv-trl`, which is made when it is missing.
 
-Figures: <case>.<side>.rollouts_per_s, <case>.<side>.{step_s, cpu_s, generate_s, train_s, rest_s}, and
-over TRL <case>.{sync, partial, deterministic}.{ratio, cpu_ratio}; the second counts CPU seconds of the training process
-in place of seconds, and so means something on a busy machine. `same_reward`: the mean reward of the last third of the steps, averaged
-over rounds, differs by at most 0.03 between sync and TRL. `same_lengths`: the lengths of the first step, which both
-sides sample from the same weights, have a two-sample Kolmogorov-Smirnov distance below its critical value at 0.001.
+Figures: <case>.<side>.rollouts_per_s, <case>.<side>.{step_s, cpu_s, generate_s, train_s, rest_s}, and over TRL
+<case>.{sync, partial, deterministic}.{ratio, cpu_ratio}; the second counts CPU seconds of the training process in place
+of seconds, and so means something on a busy machine. `same_reward`: the mean reward of the last third of the steps,
+averaged over rounds, differs by at most 0.03 between sync and TRL. `same_lengths`: the lengths of the first step, which
+both sides sample from the same weights, have a two-sample Kolmogorov-Smirnov distance below its critical value at
+0.001.
 """
 
 from __future__ import annotations

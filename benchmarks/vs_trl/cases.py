@@ -62,7 +62,7 @@ TAIL = Case(
     lengths=Lengths(short=20, long=160, share_long=0.06),
     lr=3e-4,
     warm=2,
-    steps=4,
+    steps=10,
     layouts=(Layout(8, 8), Layout(16, 16), Layout(32, 32), Layout(64, 64), Layout(32, 128), Layout(64, 128)),
 )
 EQUAL = Case(
