@@ -1,5 +1,6 @@
 """Kills, interruptions, hangs, NaN: the run says which part failed; nothing hangs, is lost or trained twice."""
 
+import shutil
 import signal
 import time
 
@@ -194,3 +195,9 @@ def test_broken_determinism_is_said_in_the_record_and_on_the_screen(train, monke
 def test_a_machine_that_is_deterministic_says_nothing(train):
     _, folder = train("run.steps=1", "run.deterministic=true")
     assert not [event for event in events_of(folder) if event["kind"] == "notice"]
+
+
+def test_a_model_without_weights_is_the_users_line(train, small_model, tmp_path):
+    shutil.copytree(small_model, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(UserError, match=r"^model folder \S*bare cannot be loaded: [^\n]*; write model\.path = [^\n]*$"):
+        train(f"model.path={tmp_path / 'bare'}")

@@ -280,7 +280,7 @@ async def test_torch_work_leaves_the_event_loop_free(trainer_for, samples):
             turns += 1
         await running
     assert turns > 10
-    assert threads == {"trainer_0"}
+    assert threads == {"trainer"}
 
 
 async def test_close_stops_between_micro_batches_and_may_be_repeated(trainer_for, samples):
