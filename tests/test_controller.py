@@ -15,11 +15,12 @@ from gruppetto.record.base import NullRecorder
 from gruppetto.rng import stream
 from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.policies.partial import Partial
+from gruppetto.scheduler.pool import RolloutEntry
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.engine import SimEngine
 from gruppetto.sim.stages import SimChannel, SimReward, SimSource, SimTrainer
 from gruppetto.trainer.advantages import group_advantages
-from gruppetto.types import Score, Task
+from gruppetto.types import FinishReason, Score, Task
 
 
 class Record(NullRecorder):
@@ -175,6 +176,17 @@ def test_an_interruption_does_not_wait_for_the_reward(tmp_path):
     again = run_virtual(resumed())
     assert len(again.record.steps) == 6
     assert again.loop.pool.census.dropped == {}
+
+
+def test_scores_taken_back_before_they_began_are_not_open(tmp_path):
+    async def main():
+        run = Run(tmp_path, score_s=3600.0)
+        entry = RolloutEntry("g0.0", 0, 0, finish=FinishReason.STOP)
+        run.loop.calls.score(entry, Task(id="t", prompt_ids=range(4)))
+        await run.loop.calls.cancel_scores()  # in the same turn: the score's task has not begun
+        return run.loop.calls.outstanding
+
+    assert run_virtual(main()) == 0
 
 
 def test_an_interrupted_evaluation_does_not_cost_the_step_its_record(tmp_path):

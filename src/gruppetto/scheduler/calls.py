@@ -130,6 +130,7 @@ class RolloutCalls:
         for score in scores:
             score.cancel()
         await asyncio.gather(*scores, return_exceptions=True)
+        self._scores.difference_update(scores)  # one that was cancelled before it began did not do so itself
 
     async def close(self) -> None:
         """Cancels every call."""
