@@ -210,8 +210,8 @@ def test_rows_count_a_shared_prompt_once():
     ("change", "shared"),
     [
         (lambda a, b: (a, b), 20),
-        (lambda a, b: (a, [*b[:8], (b[8] + 1) % VOCABULARY, *b[9:]]), 8),
-        (lambda a, b: (a, [*b[:7], (b[7] + 1) % VOCABULARY, *b[8:]]), 0),  # not worth it
+        (lambda a, b: (a, [*b[:19], (b[19] + 1) % VOCABULARY, *b[20:]]), 0),  # another prompt, however alike
+        (lambda a, b: (a[:8], b), 0),  # seven columns are not worth it
         (lambda a, b: (a, [*a[:21], 33, 34]), 21),  # one answer token too
         (lambda a, b: (a, a), 21),  # never all of the 22
         (lambda a, b: (a[:17], b), 16),  # a holds 16 columns of the prompt: the last token is only predicted
@@ -223,3 +223,11 @@ def test_what_is_shared_is_a_common_beginning_that_is_worth_it(change, shared):
         cut(owner, ids, np.arange(len(ids)) >= min(20, len(ids) - 1)) for owner, ids in enumerate((first, second))
     ]
     assert pack(pieces, CPU).prefixes == ((0, 0), (0, shared))
+
+
+def test_a_prompt_that_begins_like_another_is_whole_for_those_behind_it():
+    system = list(range(10))
+    ids = [[*system, *prompt, answer, 1] for prompt in ([20, 21, 22], [30, 31]) for answer in (40, 41, 42)]
+    prompts = [13, 13, 13, 12, 12, 12]
+    pieces = [cut(i, one, np.arange(len(one)) >= prompts[i]) for i, one in enumerate(ids)]
+    assert pack(pieces, CPU).prefixes == ((0, 0), (0, 13), (0, 13), (0, 0), (15, 12), (15, 12))

@@ -136,11 +136,15 @@ def _place(piece: Piece, row: Sequence[_Place]) -> _Place:
 
 
 def _common(piece: Piece, other: Piece) -> int:
-    """Leading tokens of `piece` that `other` has too, trained on or not, but never all; 0 when not worth it."""
+    """Leading tokens of `piece` that `other` has too, trained on or not, but never all; 0 when not worth it.
+
+    A sequence with a prompt of its own stays whole even where it begins like another (a system prompt, a template), so
+    that those behind it can share all of their prompt.
+    """
     limit = min(piece.ids.size - 1, other.ids.size)
     differs = np.flatnonzero(piece.ids[:limit] != other.ids[:limit])
     common = int(differs[0]) if differs.size else limit
-    return common if common >= WORTH_SHARING else 0
+    return common if common >= max(WORTH_SHARING, min(limit, int(piece.trained[0]))) else 0
 
 
 def segment_attention(
@@ -172,13 +176,17 @@ def segment_attention(
     prefixes = segment_prefixes or [(0, 0)] * len(segment_lengths)
     runs = [(*run, len(list(same))) for run, same in groupby(zip(segment_lengths, prefixes, strict=True))]
     cuts = [torch.split(tensor, [length * count for length, _, count in runs], dim=2) for tensor in (query, key, value)]
-    outputs = []
-    for q, k, v, (_, (start, shared), count) in zip(*cuts, runs, strict=True):
+    whole: dict[int, tuple[Tensor, Tensor]] = {}
+    outputs, column = [], 0
+    for q, k, v, (length, (start, shared), count) in zip(*cuts, runs, strict=True):
         q, k, v = (_side_by_side(tensor, count) for tensor in (q, k, v))
-        if shared:
-            seen = [tensor[:, :, start : start + shared].expand(count, -1, -1, -1) for tensor in (key, value)]
+        if shared:  # from its own small piece: the gradient of a slice is as large as what it was cut from
+            seen = [tensor[:, :, :shared].expand(count, -1, -1, -1) for tensor in whole[start]]
             k, v = (torch.cat(pair, 2) for pair in zip(seen, (k, v), strict=True))
+        else:
+            whole |= {column + i * length: (k[i : i + 1], v[i : i + 1]) for i in range(count)}
         outputs.append(_attend(q, k, v, scaling, dropout, sliding_window).transpose(0, 1).flatten(1, 2))
+        column += length * count
     return torch.cat(outputs, dim=1).transpose(0, 1)[None].contiguous(), None
 
 
