@@ -19,10 +19,10 @@ comparison uses. The loss is the mean over rollouts of the mean over tokens, whi
 
 Figures: <case>.<side>.rollouts_per_s, <case>.<side>.{step_s, cpu_s, generate_s, train_s, rest_s}, and over TRL
 <case>.{sync, partial, deterministic}.{ratio, cpu_ratio, token_ratio}: of rollouts per second, of rollouts per CPU
-second of the training process (which means something on a busy machine too), and of trained tokens per second (where
-lengths have drifted apart). `same_reward`: the mean reward of the last third of the steps, averaged over rounds,
-differs by at most 0.03 between sync and TRL. `same_lengths`: the lengths of the first step, which both sides sample
-from the same weights, have a two-sample Kolmogorov-Smirnov distance below its critical value at 0.001.
+second of the training process (which means something on a busy machine too), and of trained tokens per second (which
+holds where lengths differ by chance). `same_reward`: the mean reward of the last third of the steps, averaged over
+rounds, differs by at most 0.03 between sync and TRL. `same_lengths`: the lengths of the first step, which both sides
+sample from the same weights, have a two-sample Kolmogorov-Smirnov distance below its critical value at 0.001.
 """
 
 from __future__ import annotations

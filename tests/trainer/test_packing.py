@@ -230,4 +230,4 @@ def test_a_prompt_that_begins_like_another_is_whole_for_those_behind_it():
     ids = [[*system, *prompt, answer, 1] for prompt in ([20, 21, 22], [30, 31]) for answer in (40, 41, 42)]
     prompts = [13, 13, 13, 12, 12, 12]
     pieces = [cut(i, one, np.arange(len(one)) >= prompts[i]) for i, one in enumerate(ids)]
-    assert pack(pieces, CPU).prefixes == ((0, 0), (0, 13), (0, 13), (0, 0), (15, 12), (15, 12))
+    assert pack(pieces, CPU).prefixes == ((0, 0), (0, 13), (0, 13), (0, 0), (16, 12), (16, 12))
