@@ -22,6 +22,8 @@ class LoopSettings:
     """A generate call that has not come back after this is aborted and its rollout failed."""
     abort_s: float = 30.0
     """An abort that the engine has not answered after this is taken as the engine's death."""
+    tool_timeout_s: float = 600.0
+    """An environment that has not answered a turn after this is cancelled and its rollout failed."""
     stall_s: float = 900.0
     """No event at all for this long ends the run with a report."""
     engine_queue: int = 0
