@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from gruppetto.clock import cpu
 from gruppetto.record.account import bubble, excess, ks_of_counts, lengths_summary, step_bound
 from gruppetto.scheduler.census import Census
-from gruppetto.scheduler.meter import EngineWork
-from gruppetto.scheduler.pool import GroupEntry, Pool
+from gruppetto.scheduler.entries import GroupEntry
+from gruppetto.scheduler.meter import StepWork
+from gruppetto.scheduler.pool import Pool
 from gruppetto.types import Batch, DropReason, Sample, TokenKind, TokenUse
 
 Decode = Callable[[Sequence[int]], str]
@@ -34,7 +35,7 @@ class StepFacts:
     batch: Batch
     groups: Sequence[GroupEntry]
     dropped: Sequence[tuple[GroupEntry, DropReason]]
-    work: Sequence[EngineWork]
+    work: StepWork
     generated: Mapping[str, int]
     trainer: Mapping[str, float]
     seconds: Mapping[str, float]
@@ -116,10 +117,10 @@ def _trained_ages(sample: Sample, version: int) -> NDArray[np.int64]:
 
 def _schedule(facts: StepFacts) -> dict[str, Any]:
     """Makespan, bound and excess in decode steps, and every slot-step by what it did."""
-    steps = max((work.decode_steps for work in facts.work), default=0)
-    bound = step_bound(list(facts.generated.values()), sum(work.slots for work in facts.work))
+    steps = max((work.decode_steps for work in facts.work.engines), default=0)
+    bound = step_bound(list(facts.generated.values()), sum(work.slots for work in facts.work.engines))
     slot_steps: Counter[str] = Counter()
-    for work in facts.work:
+    for work in facts.work.engines:
         slot_steps.update(bubble(work.batch_steps, work.slots, work.queued_steps, steps))
     total = sum(slot_steps.values())
     return {
@@ -141,8 +142,8 @@ def _rates(facts: StepFacts) -> dict[str, Any]:
         "perf/tokens_per_s": sum(facts.generated.values()) / step_s,
         "perf/rollouts_per_s": len(facts.batch.samples) / step_s,
         "perf/cpu_s_total": cpu(),
-        "time/decode_s": sum(work.decode_s for work in facts.work),
-        "time/prefill_s": sum(work.prefill_s for work in facts.work),
+        "time/decode_s": sum(work.decode_s for work in facts.work.engines),
+        "time/prefill_s": sum(work.prefill_s for work in facts.work.engines),
     }
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppetto.record.account import (
+    apportion,
     bubble,
     excess,
     ks_of_counts,
@@ -101,6 +102,18 @@ def test_ks_is_the_largest_gap(a, b):
     gap = max(abs(np.mean([x <= p for x in a]) - np.mean([x <= p for x in b])) for p in points)
     assert ks_of_counts(Counter(a), Counter(b)) == pytest.approx(gap)
     assert ks_of_counts(Counter(a), Counter(a)) == 0
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=12))
+def test_what_is_split_adds_up_and_is_within_one_of_its_share(total, weights):
+    parts = apportion(total, weights)
+    assert sum(parts) == total
+    if sum(weights):
+        assert all(abs(p - Fraction(total * w, sum(weights))) < 1 for p, w in zip(parts, weights, strict=True))
+    else:
+        assert parts[0] == total
+    with pytest.raises(ValueError, match="cannot be split"):
+        apportion(total, [])
 
 
 def test_ks_by_hand():

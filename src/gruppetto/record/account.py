@@ -83,6 +83,23 @@ def bubble(
     return {"busy": busy, "admission": admission, "tail": slots * total - busy - admission}
 
 
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """Splits `total` in proportion to `weights` into whole numbers that add up to it exactly (largest remainder).
+
+    Ties go to the first. Where every weight is 0 all of it goes to the first. Raises `ValueError` for what cannot be.
+    """
+    whole = sum(weights)
+    if total < 0 or not weights or min(weights) < 0:
+        raise ValueError(f"{total} cannot be split by the weights {list(weights)}")
+    if not whole:
+        return [total] + [0] * (len(weights) - 1)
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
 def ks_of_counts(a: Mapping[int, int], b: Mapping[int, int]) -> float:
     """Two-sample Kolmogorov-Smirnov statistic: the largest gap between two empirical distributions, in [0, 1].
 
