@@ -1,0 +1,163 @@
+"""Who of the new rollouts runs next: the order inside class 1 of the queue.
+
+Class 0, resumed rollouts, always comes first and goes by age: that makes starvation impossible, and it is the pool's.
+An order gives each new rollout a key; the smallest starts first. Keys of one order compare with each other, also where
+they were made under different beliefs, and are unique because they end in (group, member).
+
+Promises: pure. A key may change only when a sibling finishes (`rekeys`) or when the belief does (`needs_belief`); the
+pool makes the keys anew then. Source: our scheduling study, section 3, step 2; `LongestGroupFirst` is Seer's
+(2511.14617).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gruppetto.scheduler.beliefs.lengths import LengthBelief
+from gruppetto.scheduler.beliefs.posterior import PESSIMISTIC, History, Siblings, remaining_quantile
+
+PROBE_ICC = 0.2
+"""Probes are worth their delay where siblings are at least so alike."""
+
+OrderKey = tuple[float, ...]
+
+
+class RolloutLike(Protocol):
+    """What an order sees of a rollout."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def group_id(self) -> int: ...
+
+    @property
+    def member(self) -> int: ...
+
+    @property
+    def tokens(self) -> int:
+        """Model tokens made so far."""
+        ...
+
+
+class GroupLike(Protocol):
+    """What an order sees of a rollout's group."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def finished(self) -> int:
+        """How many members have finished."""
+        ...
+
+    @property
+    def log_sum(self) -> float:
+        """Sum of ln(tokens) of the finished members."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest finished member; 0 while none has finished."""
+        ...
+
+    @property
+    def history(self) -> History | None:
+        """What an earlier epoch says of the prompt."""
+        ...
+
+
+class Order(Protocol):
+    """A rule for who starts first."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs_belief(self) -> bool:
+        """Its keys use the belief about lengths."""
+        ...
+
+    @property
+    def rekeys(self) -> bool:
+        """The keys of a group's other members change when one finishes."""
+        ...
+
+    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+        """Smallest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """In the order of launch, whole groups."""
+
+    name: str = "fifo"
+    needs_belief: bool = False
+    rekeys: bool = False
+
+    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+        return (group.id, rollout.member)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeThenLongest:
+    """The first member of each group, then by the remaining length at the pessimistic quantile, longest first.
+
+    Without a belief the rest goes in the order of launch. Where siblings are little alike (ICC below `probe_icc`) there
+    are no probes, and where none has finished and no history is known, new rollouts are equal: the order of launch.
+    """
+
+    quantile: float = PESSIMISTIC
+    probe_icc: float = PROBE_ICC
+    name: str = "probe_then_longest"
+    needs_belief: bool = True
+    rekeys: bool = True
+
+    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+        if lengths is None:
+            return (min(rollout.member, 1), 0.0, group.id, rollout.member)
+        if rollout.member == 0 and lengths.icc >= self.probe_icc:
+            return (0, 0.0, group.id, 0)
+        siblings = Siblings(group.finished, group.log_sum)
+        remaining = remaining_quantile(lengths, rollout.tokens, siblings, group.history, self.quantile)
+        return (1, -remaining, group.id, rollout.member)
+
+
+@dataclass(frozen=True, slots=True)
+class LongestGroupFirst:
+    """Seer's rule: probes, then the groups by their longest finished member, longest first; a group of which none has
+    finished counts as long as can be."""
+
+    name: str = "longest_group_first"
+    needs_belief: bool = False
+    rekeys: bool = True
+
+    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+        if rollout.member == 0:
+            return (0, 0.0, group.id, 0)
+        return (1, -group.longest if group.finished else -math.inf, group.id, rollout.member)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishFirst:
+    """Most progress first: agentic rollouts without a KV pool, whose waiting context is what is scarce."""
+
+    name: str = "finish_first"
+    needs_belief: bool = False
+    rekeys: bool = False
+
+    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+        return (-rollout.tokens, group.id, rollout.member)
+
+
+ORDERS: Mapping[str, Callable[[], Order]] = {
+    "fifo": Fifo,
+    "probe_then_longest": ProbeThenLongest,
+    "longest_group_first": LongestGroupFirst,
+    "finish_first": FinishFirst,
+}
+"""The orders by name."""

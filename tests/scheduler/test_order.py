@@ -1,0 +1,129 @@
+"""Who of the new rollouts starts first."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gruppetto.scheduler.beliefs.lengths import LengthBelief
+from gruppetto.scheduler.beliefs.posterior import History
+from gruppetto.scheduler.policies.order import ORDERS, FinishFirst, ProbeThenLongest
+
+
+@dataclass(frozen=True)
+class Group:
+    id: int
+    finished: int = 0
+    log_sum: float = 0.0
+    longest: int = 0
+    history: History | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    group_id: int
+    member: int
+    tokens: int = 0
+
+    @property
+    def id(self):
+        return f"{self.group_id}.{self.member}"
+
+
+ALIKE = LengthBelief(
+    mu=7.0, s_b=0.9, s_w=0.5, cap=32_768, cap_share=0.0, runaway_groups=0.0, capped_groups=0.0,
+    clustered=False, mean=1500.0, groups=64, steps=1,
+)  # fmt: skip
+UNLIKE = replace(ALIKE, s_b=0.2, s_w=0.9)
+MEMBERS = 3
+
+
+def ordered(name, groups, lengths=None):
+    order = ORDERS[name]()
+    all_of = [(order.key(Rollout(g.id, m), g, lengths), f"{g.id}.{m}") for g in groups for m in range(MEMBERS)]
+    assert len({key for key, _ in all_of}) == len(all_of)
+    return [rollout for _, rollout in sorted(all_of)]
+
+
+def launch_order(*ids):
+    return [f"{g}.{m}" for g in ids for m in range(MEMBERS)]
+
+
+PROBES = ["1.0", "2.0", "3.0"]
+SHORT, UNKNOWN, LONG = Group(1, 2, 2 * 5.0, 150), Group(2), Group(3, 2, 2 * 9.5, 14_000)
+
+
+def test_fifo_is_the_order_of_launch():
+    assert ordered("fifo", [LONG, SHORT, UNKNOWN], ALIKE) == launch_order(1, 2, 3)
+
+
+def test_probes_first_then_the_longest():
+    assert ordered("probe_then_longest", [SHORT, UNKNOWN, LONG], ALIKE) == [
+        *PROBES, "3.1", "3.2", "2.1", "2.2", "1.1", "1.2",
+    ]  # fmt: skip
+
+
+def test_the_past_of_a_prompt_orders_what_has_no_siblings_yet():
+    past = [Group(1, history=History(5.0, 0.2)), Group(2), Group(3, history=History(9.5, 0.2))]
+    assert ordered("probe_then_longest", past, ALIKE)[3:] == ["3.1", "3.2", "2.1", "2.2", "1.1", "1.2"]
+
+
+def test_without_a_belief_probes_first_then_the_order_of_launch():
+    assert ordered("probe_then_longest", [SHORT, LONG, UNKNOWN]) == [
+        *PROBES, "1.1", "1.2", "2.1", "2.2", "3.1", "3.2",
+    ]  # fmt: skip
+
+
+def test_where_siblings_are_little_alike_there_are_no_probes():
+    assert UNLIKE.icc < ProbeThenLongest().probe_icc < ALIKE.icc
+    new = [Group(i) for i in (1, 2, 3)]
+    assert ordered("probe_then_longest", new, UNLIKE) == launch_order(1, 2, 3)
+    assert ordered("probe_then_longest", [SHORT, UNKNOWN, LONG], UNLIKE) == launch_order(3, 2, 1)
+
+
+def test_seers_rule_takes_the_unknown_for_longest():
+    assert ordered("longest_group_first", [SHORT, UNKNOWN, LONG], ALIKE) == [
+        *PROBES, "2.1", "2.2", "3.1", "3.2", "1.1", "1.2",
+    ]  # fmt: skip
+
+
+def test_most_progress_first():
+    order, group = FinishFirst(), Group(1)
+    rollouts = [Rollout(1, m, tokens) for m, tokens in enumerate((10, 900, 50))]
+    assert [r.member for r in sorted(rollouts, key=lambda r: order.key(r, group, None))] == [1, 2, 0]
+
+
+groups = st.lists(
+    st.builds(
+        lambda n, log, longest: Group(0, n, n * log, longest if n else 0),
+        st.integers(0, MEMBERS),
+        st.floats(0, 10),
+        st.integers(1, 32_768),
+    ),
+    max_size=6,
+)
+
+
+@given(st.sampled_from(sorted(ORDERS)), groups, st.sampled_from([None, ALIKE, UNLIKE]))
+def test_every_order_is_a_total_one(name, held, lengths):
+    held = [replace(group, id=i) for i, group in enumerate(held)]
+    assert sorted(ordered(name, held, lengths)) == sorted(launch_order(*range(len(held))))
+
+
+@given(st.sampled_from(sorted(ORDERS)), st.floats(0, 10), st.sampled_from([ALIKE, UNLIKE]))
+def test_an_order_says_what_its_keys_depend_on(name, log, lengths):
+    order, rollout, before = ORDERS[name](), Rollout(1, 2), Group(1)
+    after = Group(1, 1, log, 77)
+    assert order.name == name
+    if not order.rekeys:
+        assert order.key(rollout, before, lengths) == order.key(rollout, after, lengths)
+    if not order.needs_belief:
+        assert order.key(rollout, after, lengths) == order.key(rollout, after, None)
+
+
+@pytest.mark.parametrize(("low", "high"), [(5.0, 6.0), (6.0, 9.0)])
+def test_a_group_of_longer_siblings_is_never_later(low, high):
+    order = ProbeThenLongest()
+    shorter, longer = (order.key(Rollout(1, 1), Group(1, 2, 2 * log), ALIKE) for log in (low, high))
+    assert longer < shorter
