@@ -1,10 +1,16 @@
-"""Virtual time: no waiting, and a deadlock is an error at once."""
+"""Virtual time: no waiting, no system calls, and a deadlock is an error at once."""
 
 import asyncio
+import os
+import selectors
+import signal
+import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gruppetto.clock import now, run_virtual
+from gruppetto.clock import VirtualLoop, is_virtual, now, run_virtual
 from gruppetto.errors import StallError
 
 
@@ -32,3 +38,116 @@ def test_deadlock_is_an_error():
 
     with pytest.raises(StallError, match="nothing can ever run again"):
         run_virtual(main())
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=20))
+def test_a_timer_fires_exactly_when_it_is_due(dues):
+    """Also one that is more days away than asyncio waits in one go, and however the sums round."""
+
+    async def main():
+        loop, fired = asyncio.get_running_loop(), []
+        for due in dues:
+            loop.call_at(due, lambda due=due: fired.append((due, now())))
+        await asyncio.sleep(max(dues) + 1)
+        return fired
+
+    fired = run_virtual(main())
+    assert [due for due, _ in fired] == sorted(dues)
+    assert all(at == pytest.approx(due, abs=2e-9) for due, at in fired)
+
+
+def test_turns_of_the_loop_make_no_system_calls(monkeypatch):
+    looks = []
+    select = selectors.SelectSelector.select
+
+    def counted(self, timeout=None):
+        looks.append(timeout)
+        return select(self, timeout)
+
+    monkeypatch.setattr(selectors.SelectSelector, "select", counted)
+
+    async def main():
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            await asyncio.sleep(1)
+
+    run_virtual(main())
+    assert len(looks) < 20
+
+
+def test_cancelled_timers_do_not_pile_up():
+    async def main():
+        loop, most = asyncio.get_running_loop(), 0
+        keep = [loop.call_later(1e6, int) for _ in range(50)]
+        for _ in range(5000):
+            loop.call_later(1e5, int).cancel()
+            await asyncio.sleep(0)
+            most = max(most, len(loop._scheduled))
+        return most, len(keep)
+
+    most, kept = run_virtual(main())
+    assert most <= 2 * kept + 110
+
+
+def test_what_a_thread_hands_over_is_run():
+    async def main():
+        loop, got = asyncio.get_running_loop(), asyncio.Event()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(got.set,))
+        thread.start()
+        thread.join()
+        await got.wait()  # nothing else can run, and no timer is left
+        return now()
+
+    assert run_virtual(main()) == 0
+
+
+def test_what_a_thread_hands_over_is_run_before_time_moves():
+    async def main():
+        loop = asyncio.get_running_loop()
+        at = loop.create_future()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(lambda: at.set_result(now()),))
+        thread.start()
+        thread.join()
+        await asyncio.sleep(1000)
+        return at.result()
+
+    assert run_virtual(main()) == 0
+
+
+def test_files_are_looked_at_where_there_are_any():
+    async def main():
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        reading, writing = os.pipe()
+        loop.add_reader(reading, lambda: (came.set(), loop.remove_reader(reading)))
+        os.write(writing, b"x")
+        await asyncio.sleep(1)
+        os.close(reading)
+        os.close(writing)
+        return came.is_set()
+
+    assert run_virtual(main())
+
+
+def test_a_signal_comes_through():
+    async def main():
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR1, came.set)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        turns = 0
+        while not came.is_set():
+            await asyncio.sleep(1)
+            turns += 1
+        loop.remove_signal_handler(signal.SIGUSR1)
+        return turns
+
+    assert run_virtual(main()) <= 256
+
+
+def test_it_is_said_which_time_it_is():
+    async def main():
+        return is_virtual()
+
+    assert run_virtual(main())
+    assert not asyncio.run(main())
+    assert not is_virtual()
+    VirtualLoop().close()

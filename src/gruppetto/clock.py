@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -33,11 +34,7 @@ def monotonic() -> float:
 
 def cpu() -> float:
     """CPU seconds used by this process so far; 0 on virtual time, where records must not depend on the machine."""
-    try:
-        virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
-    except RuntimeError:
-        virtual = False
-    return 0.0 if virtual else time.process_time()
+    return 0.0 if is_virtual() else time.process_time()
 
 
 def wall() -> float:
@@ -45,32 +42,85 @@ def wall() -> float:
     return time.time()
 
 
+_LOOK_EVERY = 256
+"""Turns of the virtual loop after which it looks whether a signal has come."""
+
+
 class _JumpingSelector(selectors.SelectSelector):
-    """A selector that adds the timeout to a number instead of waiting for it."""
+    """A selector that sets the clock forward instead of waiting.
+
+    It looks at files (a system call) only where there are any beside the loop's own pipe, every `_LOOK_EVERY` turns,
+    and before it says that nothing can run.
+    """
+
+    loop: VirtualLoop
 
     def __init__(self) -> None:
         super().__init__()
         self.time = 0.0
+        self._files = 0
+        self._turns = 0
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = super().register(fileobj, events, data)
+        self._files = len(self.get_map())
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        key = super().unregister(fileobj)
+        self._files = len(self.get_map())
+        return key
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise StallError("virtual time: every task waits and no timer is left; nothing can ever run again")
-        if not ready and timeout and timeout > 0:
-            self.time += timeout
-        return ready
+        """`timeout` is 0 where something can run at once, None where no timer is left."""
+        self._turns += 1
+        if self._files > 1 or timeout is None or self._turns >= _LOOK_EVERY:
+            self._turns = 0
+            if ready := super().select(0):
+                return ready
+        if timeout != 0 and not self.loop.has_ready():
+            if timeout is None:
+                raise StallError("virtual time: every task waits and no timer is left; nothing can ever run again")
+            due = self.loop.next_due()
+            self.time = due if due - self.time <= timeout else self.time + timeout  # asyncio waits a day at most
+        return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop on virtual time. Threads and real I/O must not be awaited under it."""
+    """An asyncio loop on virtual time: where it would wait for the next timer, its clock jumps to it, exactly.
+
+    Threads and real I/O must not be awaited under it: time would run away, or nothing would seem left to run.
+    `call_soon_threadsafe` loses nothing: the loop never sleeps and so needs no waking, and what a thread has handed
+    over is run before time moves and before `StallError`.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
+        self._jumping.loop = self
         super().__init__(self._jumping)
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
         return self._jumping.time
+
+    def has_ready(self) -> bool:
+        """Something can run at once."""
+        return bool(self._ready)
+
+    def next_due(self) -> float:
+        """The time of the next timer."""
+        return self._scheduled[0].when()
+
+
+def is_virtual() -> bool:
+    """Whether the running loop, if any, is on virtual time."""
+    try:
+        return isinstance(asyncio.get_running_loop(), VirtualLoop)
+    except RuntimeError:
+        return False
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
