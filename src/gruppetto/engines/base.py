@@ -89,7 +89,11 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters since start (`*_total`) and gauges. `batch_steps[b]` counts decode steps taken with b live rows."""
+    """Counters since start (`*_total`) and gauges. `batch_steps[b]` counts decode steps taken with b live rows.
+
+    `batch_s[b]` is their seconds. `kv_wait_row_s` is row-seconds in which requests waited here beside a free slot, for
+    want of KV. `cached_tokens_total` counts context tokens that needed no prefill.
+    """
 
     version: int
     running: int
@@ -103,6 +107,11 @@ class EngineStats:
     decode_s_total: float = 0.0
     prefill_s_total: float = 0.0
     batch_steps: Mapping[int, int] = field(default_factory=dict)
+    batch_s: Mapping[int, float] = field(default_factory=dict)
+    kv_wait_row_s: float = 0.0
+    preemptions_total: int = 0
+    cached_tokens_total: int = 0
+    paused_s: float = 0.0
 
     @property
     def outstanding(self) -> int:

@@ -1,0 +1,380 @@
+"""The arithmetic of one engine over time: what is decoded, prefilled, admitted, preempted and evicted, and when.
+
+Pure: no loop and no clock, the caller says what time it is, never backwards. Rules, which a step-by-step reference in
+the tests repeats:
+  - the engine does one thing at a time, a prefill block or a decode step, and what has begun is finished; only at a
+    boundary between two of them do rows come in, and one that leaves in between leaves with its whole tokens;
+  - admission is in order of arrival while a slot is free and the context fits beside one more token of every row; all
+    that come in at one boundary are prefilled in one block, without what is cached of them;
+  - KV of requests that left stays, and is evicted least recently used first; where that is not enough for one more
+    step the row admitted last is preempted, drops its KV and goes to the head of the queue; a lone row never is.
+
+Between two events all rows advance together, so nothing is done per step or per token: a row is two numbers on the
+count of decode steps, an event costs O(log rows), and `next_due` is the one time at which the caller must come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+
+from gruppetto.engines.base import EngineFinish
+from gruppetto.sim.engine.meters import Meters
+from gruppetto.sim.engine.model import EngineModel
+from gruppetto.sim.engine.rows import GONE, WAITING, IdleKV, Row
+
+NEVER = math.inf
+SLACK_S = 2e-9
+"""A boundary counts as reached this much before its time: an event loop fires timers early by its resolution."""
+SLACK = 4e-15
+"""The same as a share of the time since the clock's zero: rounding of sums."""
+
+
+class Doing(IntEnum):
+    """What the engine is in the middle of."""
+
+    NOTHING = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class Clockwork:
+    """The state of one engine. Finished rows pile up in `out` until the caller takes them."""
+
+    def __init__(self, model: EngineModel, *, keep_on_swap: bool) -> None:
+        self.model = model
+        self._keep_on_swap = keep_on_swap
+        self.running: dict[str, Row] = {}
+        """In order of admission."""
+        self.waiting: OrderedDict[str, Row] = OrderedDict()
+        self.idle = IdleKV()
+        self.out: list[tuple[Row, EngineFinish]] = []
+        self.meters = Meters()
+        self.steps = 0
+        """Decode steps so far."""
+        self.kv = 0
+        """Context tokens of the running rows."""
+        self.swaps: list[tuple[int, int]] = [(0, 0)]
+        """(decode steps when it was committed, version), ascending."""
+        self.frozen = False
+        self.scale = 1.0
+        self._doing = Doing.NOTHING
+        self._since = 0.0
+        """Everything before it is booked; where a step or block is in progress, its begin (pauses left out)."""
+        self._end = 0.0
+        """When the step or block in progress ends."""
+        self._ahead = 0
+        """Decode steps until `_due`."""
+        self._due = NEVER
+        self._missing = 0
+        """Tokens of the prefill block that comes next or is in progress."""
+        self._blocks = 0
+        self._orders = 0
+        self._ends: list[tuple[int, int, Row]] = []
+        """Heap of (decode step at which it ends, order, row); an entry whose row has another order by now is void."""
+        self._blocked = False
+        """The head of the queue was refused for want of KV, and nothing has left since."""
+        self._seen = 0.0
+        self._side: list[tuple[float, int, Row]] = []
+        """Heap of (when its KV is here, number, row) on the separate prefill side."""
+        self._side_free = 0.0
+        self._side_count = 0
+
+    # -- the caller's verbs: `run` first, then changes, then `settle` -------------------------------------------------
+
+    def begin_at(self, now: float) -> None:
+        """The clock's first reading."""
+        self._since = self._seen = self._side_free = now
+
+    @property
+    def next_due(self) -> float:
+        """When something happens by itself next; infinity if never."""
+        due = NEVER if self.frozen else self._due
+        return min(due, self._side[0][0]) if self._side else due
+
+    def run(self, now: float) -> None:
+        """Plays everything up to `now`."""
+        limit = now + SLACK_S + SLACK * now
+        while self._side or not self.frozen:
+            due = self._due
+            if self._side and self._side[0][0] <= limit and (self.frozen or self._side[0][0] < due):
+                self._arrive()
+            elif due <= limit and not self.frozen:
+                self._event(due)
+            else:
+                break
+        self._catch_up(now, limit)
+
+    def enter(self, rows: Iterable[Row], now: float) -> None:
+        """Takes requests in."""
+        elsewhere = self.model.prefill_elsewhere
+        for row in rows:
+            if not (elsewhere and self._send(row, now)):
+                self.waiting[row.rid] = row
+
+    def take_out(self, rows: Iterable[Row], now: float) -> None:
+        """Rows leave before their end; what they have made is in their `parts`."""
+        before = len(self.running)
+        head = next(iter(self.waiting.values()), None)
+        for row in rows:
+            if row.order >= 0:
+                self._leave(row)
+                self._blocked = False
+            elif self.waiting.get(row.rid) is row:
+                del self.waiting[row.rid]
+                self._blocked = self._blocked and row is not head
+            row.order = GONE
+        if before and not self.running:
+            self._abandon(now, before)
+        if len(self._ends) > 64 + 2 * len(self.running):
+            self._ends = [end for end in self._ends if end[2].order == end[1]]
+            heapify(self._ends)
+
+    def settle(self, now: float) -> None:
+        """After changes: lets rows in, where this is a boundary, and looks ahead anew."""
+        if self.frozen:
+            return
+        if self._doing is Doing.NOTHING:
+            if self.waiting or self.running:
+                self._begin(now)
+        elif now - self._since <= SLACK_S + SLACK * now:
+            self._begin(self._since)
+        elif self._doing is Doing.DECODE:
+            self._look_ahead()
+
+    def freeze(self) -> None:
+        """Time stands still for what is in progress, until `thaw`."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Goes on where `freeze` stopped it."""
+        self.frozen = False
+
+    def slow(self, factor: float, now: float) -> None:
+        """Every time is `factor` times the model's from now on, also the rest of what is in progress."""
+        if self._doing is not Doing.NOTHING:
+            self._end = now + (self._end - now) * factor / self.scale
+        self.scale = factor
+        if self._doing is Doing.DECODE:
+            self._look_ahead()
+        elif self._doing is Doing.PREFILL:
+            self._due = self._end
+
+    def swap(self, version: int, now: float) -> None:
+        """New weights serve from the next token on. KV of the old ones is recomputed, unless it is kept over swaps."""
+        self.swaps.append((self.steps, version))
+        if self._keep_on_swap:
+            return
+        self.idle.clear()
+        if self.running:
+            self._abandon(now, len(self.running))
+            self._missing = self.kv
+            self.meters.prefill_tokens += self.kv
+            for row in self.running.values():
+                row.cached, row.block = 0, self._blocks
+
+    def held(self, rid: str) -> int:
+        """Context tokens of a request whose KV is here."""
+        row = self.running.get(rid)
+        if row is None:
+            return self.idle.held(rid)
+        return row.cached if self._in_block(row) else row.context + self.steps - row.begin
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _event(self, due: float) -> None:
+        """The end of a block, or of the step that the look ahead stopped at."""
+        if self._blocked:
+            self._count_refused(due)
+        if self._doing is Doing.PREFILL:
+            self.meters.prefill_s += due - self._since
+            self._missing = 0
+            self._blocks += 1
+        else:
+            self._book(self._ahead, due)
+            ends = self._ends
+            while ends and (ends[0][0] <= self.steps or ends[0][2].order != ends[0][1]):
+                _, order, row = heappop(ends)
+                if row.order == order:
+                    self._leave(row)
+                    row.order = GONE
+                    self.out.append((row, EngineFinish.STOP if row.stops else EngineFinish.LENGTH))
+        self._begin(due)
+
+    def _begin(self, at: float) -> None:
+        """At a boundary: makes room, lets rows in, and begins a prefill block or a decode step."""
+        self._since = at
+        model, running = self.model, self.running
+        capacity, rows = model.kv_capacity, len(running)
+        if capacity and rows > 1 and self.kv + rows > capacity:
+            self._preempt(capacity, at)
+        self._blocked = False
+        if self.waiting and len(running) < model.slots:
+            self._admit(at)
+        rows = len(running)
+        if capacity:
+            self.idle.shrink(capacity - self.kv - rows)
+        if not rows:
+            self._doing, self._due = Doing.NOTHING, NEVER
+        elif self._missing and model.prefill_token_s:
+            self._doing = Doing.PREFILL
+            self._due = self._end = at + self._missing * model.prefill_token_s * self.scale
+        else:
+            self._missing = 0
+            self._blocks += 1
+            self._doing = Doing.DECODE
+            self._end = at + model.step_s(rows, self.kv) * self.scale
+            self._look_ahead()
+
+    def _admit(self, at: float) -> None:
+        waiting, running, capacity, slots = self.waiting, self.running, self.model.kv_capacity, self.model.slots
+        while waiting and len(running) < slots:
+            rid, row = next(iter(waiting.items()))
+            if capacity and running and self.kv + len(running) + row.context + 1 > capacity:
+                self._blocked, self._seen = True, at
+                return
+            del waiting[rid]
+            cached = min(self.idle.take(rid), row.context)
+            if not row.sent:
+                self._take_prefill(row, cached)
+                self._missing += row.context - cached
+                row.block = self._blocks
+            self._orders += 1
+            row.begin, row.order, row.swap = self.steps, self._orders, len(self.swaps) - 1
+            running[rid] = row
+            self.kv += row.context
+            heappush(self._ends, (self.steps + row.left, row.order, row))
+            if capacity:
+                self.idle.shrink(capacity - self.kv - len(running))
+
+    def _take_prefill(self, row: Row, cached: int) -> None:
+        row.cached = cached
+        self.meters.cached_tokens += cached
+        self.meters.prefill_tokens += row.context - cached
+
+    def _preempt(self, capacity: int, at: float) -> None:
+        """The rows admitted last give way until one more step of the others fits."""
+        running = self.running
+        while len(running) > 1 and self.kv + len(running) > capacity:
+            rid, row = running.popitem()
+            made = row.cut(self.steps, self.swaps)
+            self.kv -= row.context + made
+            row.context += made
+            row.left -= made
+            row.order, row.sent = WAITING, False
+            self.meters.preemptions += 1
+            if not (self.model.prefill_elsewhere and self._send(row, at)):
+                self.waiting[rid] = row
+                self.waiting.move_to_end(rid, last=False)
+
+    def _leave(self, row: Row) -> None:
+        """Takes a running row off; its KV stays."""
+        in_block = self._in_block(row)
+        held = row.context + row.cut(self.steps, self.swaps)
+        del self.running[row.rid]
+        self.kv -= held
+        self.idle.put(row.rid, row.cached if in_block else held)
+
+    def _in_block(self, row: Row) -> bool:
+        return bool(self._missing) and row.block == self._blocks
+
+    def _look_ahead(self) -> None:
+        """Sets `_due` to the end of the step at which something changes: a row's end, KV full, an arrival let in."""
+        ends, rows = self._ends, len(self.running)
+        while ends[0][2].order != ends[0][1]:
+            heappop(ends)
+        ahead = ends[0][0] - self.steps
+        model = self.model
+        if ahead > 1:
+            if model.kv_capacity and rows > 1:
+                ahead = min(ahead, (model.kv_capacity - self.kv) // rows)
+            if self.waiting and rows < model.slots and not self._blocked:
+                ahead = 1
+        self._ahead = ahead
+        self._due = self._end
+        if ahead > 1:
+            self._due += model.steps_s(rows, self.kv + rows, ahead - 1) * self.scale
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, now: float, limit: float) -> None:
+        """Books what has passed between two events: whole steps, idle time, a pause."""
+        if self.frozen:
+            self._stand_still(now)
+            return
+        if self._blocked:
+            self._count_refused(now)
+        if self._doing is Doing.NOTHING:
+            self.meters.idle_s += max(0.0, now - self._since)
+            self._since = now
+        elif self._doing is Doing.DECODE and self._ahead > 1 and self._end <= limit:
+            model, rows = self.model, len(self.running)
+            more = model.steps_in(rows, self.kv + rows, (limit - self._end) / self.scale)
+            more = min(more, self._ahead - 2)
+            end = self._end + model.steps_s(rows, self.kv + rows, more) * self.scale
+            self._book(1 + more, end)
+            self._ahead -= 1 + more
+            self._since = end
+            self._end = end + model.step_s(rows, self.kv) * self.scale
+            if model.kv_capacity:
+                self.idle.shrink(model.kv_capacity - self.kv - rows)
+        self._seen = now
+
+    def _stand_still(self, now: float) -> None:
+        passed = now - self._seen
+        self.meters.paused_s += passed
+        self._since += passed
+        self._end += passed
+        self._due += passed
+        self._seen = now
+
+    def _book(self, steps: int, end: float) -> None:
+        rows = len(self.running)
+        self.steps += steps
+        self.kv += steps * rows
+        self.meters.decoded(rows, steps, end - self._since)
+
+    def _abandon(self, now: float, rows: int) -> None:
+        """What is in progress ends here without a result; the time it took stays booked as what it was."""
+        passed = max(0.0, now - self._since)
+        if self._doing is Doing.DECODE:
+            self.meters.decoded(rows, 0, passed)
+        elif self._doing is Doing.PREFILL:
+            self.meters.prefill_s += passed
+        self._blocks += 1
+        self._doing, self._due, self._since, self._missing = Doing.NOTHING, NEVER, now, 0
+
+    def _count_refused(self, now: float) -> None:
+        refused = min(len(self.waiting), self.model.slots - len(self.running))
+        self.meters.kv_wait_row_s += refused * (now - self._seen)
+        self._seen = now
+
+    # -- the separate prefill side ------------------------------------------------------------------------------------
+
+    def _send(self, row: Row, at: float) -> bool:
+        """Sends a row to the prefill side; False where nothing of it is missing."""
+        cached = min(self.idle.held(row.rid), row.context)
+        missing = row.context - cached
+        self._take_prefill(row, cached)
+        row.sent = True
+        if not missing:
+            return False
+        self._side_free = max(at, self._side_free) + missing * self.model.prefill_token_s * self.scale
+        self._side_count += 1
+        ready = self._side_free + missing * self.model.move_token_s * self.scale
+        heappush(self._side, (ready, self._side_count, row))
+        return True
+
+    def _arrive(self) -> None:
+        """The KV of a row has come from the prefill side."""
+        at, _, row = heappop(self._side)
+        if row.order == GONE:
+            return
+        self._catch_up(at, at + SLACK_S + SLACK * at)
+        self.waiting[row.rid] = row
+        if row.made:  # it was preempted
+            self.waiting.move_to_end(row.rid, last=False)
+        self.settle(at)
