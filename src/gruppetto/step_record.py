@@ -1,35 +1,48 @@
 """One step's record: the metrics line and the rollout rows, from what the scheduler, engines and trainer counted.
 
 Owns the metric names. Promises: the conservation table is in every record (`rollouts/*`, `tokens/*`); counts are exact;
-what depends on the clock has a name that ends in `_s` or begins with `perf/`, everything else is the same for the same
-seed when the run is deterministic.
+`engine_s/*` add up to `engine_s/total` exactly; what depends on the clock has a name that ends in `_s` or begins with
+`perf/` or `engine_s/`, everything else is the same for the same seed when the run is deterministic. Tokens are counted
+by segments, so a record costs the same for long rollouts as for short ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gruppetto.clock import cpu
-from gruppetto.record.account import bubble, excess, ks_of_counts, lengths_summary, step_bound
+from gruppetto.length_ledger import LengthLedger as LengthLedger
+from gruppetto.record.account import (
+    bubble,
+    by_position,
+    excess,
+    ks_allowance,
+    length_icc,
+    lengths_summary,
+    step_bound,
+)
+from gruppetto.record.bounds import Bounds, Piece, RateModel, bounds
 from gruppetto.scheduler.census import Census
-from gruppetto.scheduler.entries import GroupEntry
+from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
 from gruppetto.scheduler.meter import StepWork
+from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.pool import Pool
-from gruppetto.types import Batch, DropReason, Sample, TokenKind, TokenUse
+from gruppetto.types import Batch, DropReason, FinishReason, Sample, TokenKind, TokenUse
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What one step left behind. `generated` maps rollouts to the model tokens that this step made for them."""
+    """What one step left behind. `generated` maps rollouts to the model tokens that this step made for them.
+
+    `rates` of the engines where they are known (otherwise they are fitted to what the run measured so far);
+    `freshness` that the batch was built under; `censors`: the scheduling policy says that it censors lengths.
+    """
 
     step: int
     batch: Batch
@@ -40,17 +53,23 @@ class StepFacts:
     trainer: Mapping[str, float]
     seconds: Mapping[str, float]
     decisions: int
+    rates: RateModel | None = None
+    freshness: Freshness | None = None
+    censors: bool = False
 
 
 def step_metrics(facts: StepFacts, pool: Pool, seen: LengthLedger) -> dict[str, Any]:
     """The metrics of one step, names `area/thing/stat`."""
+    tokens = _count_tokens(facts)
     metrics: dict[str, Any] = {"version": pool.version}
     metrics |= _rewards(facts)
     metrics |= _rollouts(facts, pool)
-    metrics |= _freshness(facts.batch)
+    metrics |= tokens.metrics()
+    metrics |= _waste(tokens, seen.take_dropped(pool.census))
     metrics |= _schedule(facts)
+    metrics |= _seconds(facts, tokens, seen)
     metrics |= conservation(pool)
-    metrics |= seen.metrics()
+    metrics |= _bias(facts, pool, seen, metrics["schedule/icc"])
     metrics |= facts.trainer
     metrics |= {f"time/{name}_s": value for name, value in facts.seconds.items()}
     return metrics | _rates(facts)
@@ -96,23 +115,70 @@ def _rollouts(facts: StepFacts, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _freshness(batch: Batch) -> dict[str, Any]:
-    ages = [_trained_ages(sample, batch.version) for sample in batch.samples]
-    counts = np.bincount(np.concatenate(ages)) if ages else np.zeros(0, dtype=int)
-    total = int(counts.sum())
+@dataclass(slots=True)
+class _Tokens:
+    """Model tokens of the batch: trained ones by staleness, masked ones by where they lie."""
+
+    made: int = 0
+    ages: Counter[int] = field(default_factory=Counter)
+    masked: int = 0
+    masked_runs: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, Any]:
+        total = sum(self.ages.values())
+        oldest = max(self.ages, default=-1)
+        return {
+            "staleness/mean": sum(age * count for age, count in self.ages.items()) / total if total else None,
+            "staleness/max": oldest if total else None,
+            "staleness/on_policy_share": self.ages[0] / total if total else None,
+            "staleness/histogram": [self.ages[age] for age in range(oldest + 1)],
+            "tokens/batch_trained": total,
+            "tokens/batch_masked": self.masked,
+            "masked/by_position": by_position(self.masked_runs, self.made),
+        }
+
+
+def _count_tokens(facts: StepFacts) -> _Tokens:
+    counted, version = _Tokens(), facts.batch.version
+    samples = {sample.rollout_id: sample for sample in facts.batch.samples}
+    for group in facts.groups:
+        prompt = len(group.task.prompt_ids)
+        for entry in group.members:
+            if entry.id in samples:
+                _count_rollout(counted, entry, _masks(facts.freshness, samples[entry.id], prompt, version), version)
+    return counted
+
+
+def _masks(freshness: Freshness | None, sample: Sample, prompt: int, version: int) -> Callable[[int, int], bool]:
+    """(where a segment begins after the prompt, its version) -> whether it carries no gradient."""
+    if freshness is not None:
+        return lambda begin, made_under: freshness.masks(version - made_under)
+    return lambda begin, made_under: sample.use[prompt + begin] == TokenUse.STALE
+
+
+def _count_rollout(counted: _Tokens, entry: RolloutEntry, masks: Callable[[int, int], bool], version: int) -> None:
+    begin = made = 0
+    for segment in entry.segments:
+        count = len(segment)
+        if segment.kind is TokenKind.MODEL and count:
+            if masks(begin, segment.version):
+                counted.masked += count
+                counted.masked_runs.append((made, made + count, entry.tokens))
+            else:
+                counted.ages[version - segment.version] += count
+            made += count
+        begin += count
+    counted.made += made
+
+
+def _waste(tokens: _Tokens, dropped: int) -> dict[str, Any]:
+    """Generated and not trained on, as shares of the tokens whose fate this step decided."""
+    total = sum(tokens.ages.values()) + tokens.masked + dropped
     return {
-        "staleness/mean": float(counts @ np.arange(len(counts))) / total if total else None,
-        "staleness/max": len(counts) - 1 if total else None,
-        "staleness/on_policy_share": int(counts[0]) / total if total else None,
-        "tokens/batch_trained": total,
-        "tokens/batch_masked": sum(sample.use.count(TokenUse.STALE) for sample in batch.samples),
+        "waste/dropped_share": dropped / total if total else 0.0,
+        "waste/masked_share": tokens.masked / total if total else 0.0,
+        "waste/share": (dropped + tokens.masked) / total if total else 0.0,
     }
-
-
-def _trained_ages(sample: Sample, version: int) -> NDArray[np.int64]:
-    trained = np.asarray(sample.use) == TokenUse.TRAINED
-    ages: NDArray[np.int64] = version - np.asarray(sample.versions, dtype=np.int64)[trained]
-    return ages
 
 
 def _schedule(facts: StepFacts) -> dict[str, Any]:
@@ -134,6 +200,87 @@ def _schedule(facts: StepFacts) -> dict[str, Any]:
     }
 
 
+def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str, Any]:
+    """Makespan, bounds and excess in seconds, rho and ICC, and every engine-second by what it went to.
+
+    The cohort of the bounds: the rollouts consumed, each with its whole length. `perf/excess` is relative to the bound
+    (0.25 = a quarter more); where staleness is allowed it can be negative, and the window figure (a heuristic) is what
+    to compare with. `schedule/rho` is in seconds where the rates were given and in decode steps where they were not.
+    """
+    work, cohort = (
+        facts.work,
+        [Piece(m.id, g.prompt, m.tokens, m.tool_seconds) for g in facts.groups for m in g.usable()],
+    )
+    slots = sum(engine.slots for engine in work.engines)
+    seen.measure(work)
+    rates = facts.rates or seen.fit.rates(max((engine.slots for engine in work.engines), default=1), len(work.engines))
+    found = bounds(cohort, rates, sum(g.prompt for g in facts.groups)) if rates else None
+    made = sum(piece.tokens for piece in cohort)
+    in_steps = max(piece.tokens for piece in cohort) * slots / made if made else None
+    return {
+        **{f"engine_s/{cause}": value for cause, value in work.seconds().items()},
+        "engine/batch_steps": _by_rows(Counter[int](), [engine.batch_steps for engine in work.engines]),
+        "engine/batch_s": _by_rows(Counter[int](), [engine.batch_s for engine in work.engines]),
+        "perf/prefill_tokens": sum(engine.prefill_tokens for engine in work.engines),
+        "schedule/makespan_s": work.generate_s,
+        "schedule/rho": found.rho if facts.rates and found else in_steps,
+        "schedule/icc": length_icc([_uncut(group) for group in facts.groups]),
+        **(_bound_metrics(facts, tokens, seen, found, rates) if found and rates else {}),
+    }
+
+
+def _bound_metrics(
+    facts: StepFacts, tokens: _Tokens, seen: LengthLedger, found: Bounds, rates: RateModel
+) -> dict[str, Any]:
+    makespan_s = facts.work.generate_s
+    seen.critical(found.critical_s)
+    metrics = {
+        "schedule/bound_s": found.bound_s,
+        "schedule/critical_path_s": found.critical_s,
+        "schedule/area_s": found.area_s,
+        "schedule/excess_s": makespan_s - found.bound_s,
+        "perf/critical_rollout": found.slowest,
+        "perf/excess": makespan_s / found.bound_s - 1 if found.bound_s else None,
+        "perf/rho": found.rho,
+    }
+    error = getattr(rates, "error", None)
+    if error is not None:
+        metrics["perf/rates_error"] = error
+    limit = facts.freshness.max_staleness if facts.freshness else None
+    k = max(tokens.ages, default=0) if limit is None else limit
+    if k >= 1:
+        metrics["schedule/window_bound_s"] = found.window_s(k, seen.mean_critical_s)
+    return metrics
+
+
+def _by_rows(total: Counter[int], parts: Sequence[Mapping[int, float]]) -> list[list[float]]:
+    """[rows, amount] pairs of all engines together, ascending."""
+    for part in parts:
+        for rows, amount in part.items():
+            total[rows] += amount  # type: ignore[assignment]
+    return [[rows, amount] for rows, amount in sorted(total.items())]
+
+
+def _uncut(group: GroupEntry) -> list[int]:
+    return [m.tokens for m in group.usable() if m.finish is FinishReason.STOP]
+
+
+def _bias(facts: StepFacts, pool: Pool, seen: LengthLedger, icc: float | None) -> dict[str, Any]:
+    """Whether short answers are favoured, by how much chance explains, and whether the policy says that it censors."""
+    metrics: dict[str, Any] = seen.metrics()
+    if metrics:
+        members = sum(len(group.members) for group in facts.groups)
+        metrics["bias/ks_allowance"] = ks_allowance(
+            sum(seen.consumed.values()),
+            sum(seen.generated.values()),
+            steps=facts.step,
+            depth=(pool.num_live + pool.num_ready + len(facts.groups)) / max(1, pool.batch_groups),
+            group_size=members / max(1, len(facts.groups)),
+            icc=icc or 0.0,
+        )
+    return metrics | {"bias/censors": facts.censors}
+
+
 def _rates(facts: StepFacts) -> dict[str, Any]:
     step_s = facts.seconds.get("step")
     if not step_s:
@@ -145,51 +292,6 @@ def _rates(facts: StepFacts) -> dict[str, Any]:
         "time/decode_s": sum(work.decode_s for work in facts.work.engines),
         "time/prefill_s": sum(work.prefill_s for work in facts.work.engines),
     }
-
-
-class LengthLedger:
-    """Consumed against generated lengths over the run: whether the scheduling policy favours short answers.
-
-    `generated` counts the lengths of rollouts that became final, whatever became of them; `consumed` those trained on.
-    Kept as counts by length, so that memory does not grow with the run.
-    """
-
-    def __init__(self) -> None:
-        self.generated: Counter[int] = Counter()
-        self.consumed: Counter[int] = Counter()
-
-    def add(self, groups: Sequence[GroupEntry], dropped: Sequence[tuple[GroupEntry, DropReason]]) -> None:
-        """Books groups that became final."""
-        trained = [m.tokens for group in groups for m in group.usable()]
-        lost = [m.tokens for group, _ in dropped for m in group.members if m.tokens]
-        failed = [m.tokens for group in groups for m in group.members if m.failure and m.tokens]
-        self.consumed.update(trained)
-        self.generated.update([*trained, *lost, *failed])
-
-    def metrics(self) -> dict[str, Any]:
-        """KS distance and ratio of means; 0 and 1 where nothing is censored."""
-        if not sum(self.consumed) or not sum(self.generated):
-            return {}
-        return {
-            "bias/length_ks": ks_of_counts(self.consumed, self.generated),
-            "bias/length_ratio": _mean(self.consumed) / _mean(self.generated),
-        }
-
-    def state(self) -> list[list[tuple[int, int]]]:
-        """JSON-able."""
-        return [sorted(self.generated.items()), sorted(self.consumed.items())]
-
-    @classmethod
-    def from_state(cls, state: Sequence[Sequence[tuple[int, int]]]) -> LengthLedger:
-        """What `state` gave."""
-        ledger = cls()
-        for counts, pairs in zip((ledger.generated, ledger.consumed), state, strict=True):
-            counts.update(dict(pairs))
-        return ledger
-
-
-def _mean(counts: Mapping[int, int]) -> float:
-    return sum(length * count for length, count in counts.items()) / sum(counts.values())
 
 
 def rollout_rows(
@@ -211,7 +313,6 @@ def _group_rows(
 ) -> Iterator[dict[str, Any]]:
     for entry in group.members:
         sample = samples.get(entry.id)
-        ids = [i for segment in entry.segments for i in segment.token_ids]
         yield {
             "rollout": entry.id,
             "group": group.id,
@@ -224,8 +325,10 @@ def _group_rows(
             "tokens": entry.tokens,
             "segments": [[s.version, len(s)] for s in entry.segments if s.kind is TokenKind.MODEL],
             "parks": entry.parks,
+            "turns": entry.turns,
             "generate_s": round(entry.seconds, 6),
+            "tool_s": round(entry.tool_seconds, 6),
             "prompt": group.task.prompt,
-            "response": decode(ids) if decode else None,
+            "response": decode([i for s in entry.segments for i in s.token_ids]) if decode else None,
             "answer": group.task.answer,
         }

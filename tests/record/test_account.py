@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from gruppetto.record.account import (
     apportion,
     bubble,
+    by_position,
     excess,
+    ks_allowance,
     ks_of_counts,
+    length_icc,
     lengths_summary,
     staircase_bound,
     step_bound,
+    upper_share_ratio,
 )
 
 PIECES = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -120,3 +124,57 @@ def test_ks_by_hand():
     assert ks_of_counts({1: 1, 2: 1}, {3: 1, 4: 1}) == 1
     with pytest.raises(ValueError, match="two samples, not 0 and 1"):
         ks_of_counts({}, {1: 1})
+
+
+def test_chance_and_what_is_outstanding_explain_a_distance():
+    assert ks_allowance(200, 200, steps=10**9, depth=1) == pytest.approx(1.358 * 0.1, rel=1e-3)
+    assert ks_allowance(200, 200, steps=4, depth=2) == pytest.approx(0.1358 + 0.5, rel=1e-3)
+    alike = ks_allowance(800, 800, steps=10**9, depth=0, group_size=8, icc=1.0)
+    assert alike == pytest.approx(ks_allowance(100, 100, steps=10**9, depth=0))
+
+
+def test_draws_from_one_law_are_within_the_allowance():
+    draw = np.random.default_rng(0)
+    far = 0
+    for _ in range(300):
+        a, b = (Counter(draw.lognormal(5, 1, 300).astype(int).tolist()) for _ in range(2))
+        far += ks_of_counts(a, b) > ks_allowance(300, 300, steps=10**9, depth=0)
+    assert far <= 300 * 0.09
+
+
+def test_the_longest_of_a_hundred():
+    even = dict.fromkeys(range(1, 101), 1)
+    assert upper_share_ratio(even, even) == 1
+    assert upper_share_ratio(dict.fromkeys(range(1, 99), 1), even) == 0
+    assert upper_share_ratio({99: 1, 1: 49}, even) == 1
+    assert upper_share_ratio({7: 3}, {7: 1}) == 1
+
+
+def test_icc_finds_what_the_groups_share():
+    draw = np.random.default_rng(1)
+    for shared in (0.0, 0.5, 0.9):
+        between = draw.normal(0, shared**0.5, (400, 1))
+        lengths = np.exp(8 + between + draw.normal(0, (1 - shared) ** 0.5, (400, 8))).astype(int)
+        assert length_icc(lengths.tolist()) == pytest.approx(shared, abs=0.06)
+    assert length_icc([[5, 5], [5, 5]]) is None
+    assert length_icc([[5, 7], [3]]) is None
+    assert length_icc([[5, 5], [9, 9]]) == 1
+
+
+RUN = st.integers(1, 60).flatmap(
+    lambda n: st.tuples(st.integers(0, n), st.integers(0, n), st.just(n)).map(lambda r: (*sorted(r[:2]), n))
+)
+
+
+@given(st.lists(RUN, min_size=1, max_size=8))
+def test_positions_of_runs_add_up(runs):
+    tokens = sum(length for _, _, length in runs)
+    parts = by_position(runs, tokens)
+    assert len(parts) == 10
+    assert sum(parts) * tokens / 10 == pytest.approx(sum(end - begin for begin, end, _ in runs), abs=1e-6)
+
+
+def test_positions_by_hand():
+    assert by_position([(0, 10, 20)], 20) == [1.0] * 5 + [0.0] * 5
+    assert by_position([(1, 2, 4)], 8) == pytest.approx([0, 0, 0.25, 0.5, 0.5, 0, 0, 0, 0, 0])
+    assert by_position([], 0) == [0.0] * 10

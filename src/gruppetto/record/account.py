@@ -6,9 +6,9 @@ add up exactly to slots x decode steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from math import ceil
+from math import ceil, log, sqrt
 
 
 def lengths_summary(lengths: Sequence[int]) -> dict[str, float]:
@@ -114,3 +114,74 @@ def ks_of_counts(a: Mapping[int, int], b: Mapping[int, int]) -> float:
         seen_b += b.get(value, 0)
         gap = max(gap, abs(seen_a / totals[0] - seen_b / totals[1]))
     return gap
+
+
+KS_ALPHA = 0.05
+"""How often a run without any length bias may exceed `ks_allowance`."""
+
+
+def ks_allowance(
+    consumed: int, generated: int, *, steps: int, depth: float, group_size: float = 1.0, icc: float = 0.0
+) -> float:
+    """Largest KS distance between consumed and generated lengths that needs no censoring to explain it.
+
+    Chance: c_alpha * sqrt(1/n1 + 1/n2), with n / (1 + (G-1) ICC) as sample size, since lengths inside a group are
+    alike. Besides, what is still outstanding: `depth` batches after `steps`.
+    """
+    alike = 1 + (max(1.0, group_size) - 1) * min(1.0, max(0.0, icc))
+    chance = sqrt(-log(KS_ALPHA / 2) / 2) * sqrt(alike / consumed + alike / generated)
+    return chance + depth / max(1, steps)
+
+
+def upper_share_ratio(consumed: Mapping[int, int], generated: Mapping[int, int], point: float = 0.99) -> float:
+    """Share of `consumed` at or above the `point` quantile of `generated`, over the share of `generated` there.
+
+    1 = long ones are consumed as often as they are made; 0 = never. Counts by length; both must have some.
+    """
+    left = ceil(point * sum(generated.values()))
+    for length in sorted(generated):
+        left -= generated[length]
+        if left <= 0:
+            break
+    above = [sum(n for value, n in counts.items() if value >= length) for counts in (consumed, generated)]
+    return above[0] / sum(consumed.values()) / (above[1] / sum(generated.values()))
+
+
+def length_icc(groups: Iterable[Sequence[int]]) -> float | None:
+    """Correlation of log-length inside a group: s_b^2 / (s_b^2 + s_w^2), from groups of lengths that were not cut.
+
+    Within: mean variance inside groups; between: variance of group means - s_w^2 / G. None below two groups of two.
+    """
+    means, within, sizes = [], 0.0, 0
+    for lengths in groups:
+        if len(lengths) < 2:
+            continue
+        logs = [log(max(1, length)) for length in lengths]
+        mean = sum(logs) / len(logs)
+        within += sum((value - mean) ** 2 for value in logs) / (len(logs) - 1)
+        means.append(mean)
+        sizes += len(logs)
+    if len(means) < 2:
+        return None
+    within /= len(means)
+    centre = sum(means) / len(means)
+    spread = sum((mean - centre) ** 2 for mean in means) / (len(means) - 1)
+    between = max(0.0, spread - within * len(means) / sizes)
+    return between / (between + within) if between + within > 0 else None
+
+
+PARTS = 10
+"""Equal parts of a rollout's length that `by_position` tells apart."""
+
+
+def by_position(runs: Iterable[tuple[int, int, int]], tokens: int) -> list[float]:
+    """Share of the tokens in each tenth of their rollouts' length that lie in `runs`, from the first tenth to the last.
+
+    A run is (begin, end, length of its rollout), in model tokens; `tokens` are all of the rollouts, masked or not.
+    """
+    inside = [0.0] * PARTS
+    for begin, end, length in runs:
+        size = length / PARTS
+        for part in range(int(begin / size), min(PARTS, int(end / size) + 1)):
+            inside[part] += max(0.0, min(end, (part + 1) * size) - max(begin, part * size))
+    return [round(min(1.0, amount * PARTS / tokens), 12) if tokens else 0.0 for amount in inside]

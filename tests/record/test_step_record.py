@@ -1,0 +1,240 @@
+"""A step's record: what its names promise."""
+
+from array import array
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from gruppetto.length_ledger import LengthLedger
+from gruppetto.record.bounds import Rates
+from gruppetto.scheduler.census import Census
+from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
+from gruppetto.scheduler.meter import CAUSES, EngineWork, StepWork
+from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.step_record import StepFacts, rollout_rows, step_metrics
+from gruppetto.types import (
+    Batch,
+    DropReason,
+    FinishReason,
+    RolloutState,
+    Sample,
+    Score,
+    Segment,
+    Task,
+    TokenKind,
+    TokenUse,
+)
+
+RATES = Rates(base_s=0.5, row_s=0.25, slots=4, engines=1)
+
+
+def segment(version, tokens, kind=TokenKind.MODEL):
+    return Segment(kind, version, range(tokens), range(tokens))
+
+
+def rollout(group, member, segments, *, finish=FinishReason.STOP, failure=None):
+    entry = RolloutEntry(f"g{group.id}.{member}", group, member)
+    entry.segments = [segment(*args) for args in segments]
+    entry.tokens = sum(len(s) for s in entry.segments if s.kind is TokenKind.MODEL)
+    entry.state, entry.finish, entry.failure = RolloutState.TRAINED, finish, failure
+    entry.score = None if failure else Score(reward=float(member % 2))
+    group.members.append(entry)
+    return entry
+
+
+def group_of(index, *members, prompt=3, **fields):
+    group = GroupEntry(index, Task(id=f"t{index}", prompt_ids=range(prompt)), len(members), 0)
+    for member, segments in enumerate(members):
+        rollout(group, member, segments, **fields)
+    return group
+
+
+def sample(group, entry, stale=()):
+    use = array("B", [TokenUse.PROMPT] * group.prompt)
+    for i, part in enumerate(entry.segments):
+        made = TokenUse.STALE if i in stale else TokenUse.TRAINED
+        use.extend([made if part.kind is TokenKind.MODEL else TokenUse.ENVIRONMENT] * len(part))
+    empty = array("i")
+    return Sample(
+        rollout_id=entry.id,
+        group_id=group.id,
+        token_ids=empty,
+        logprobs=array("f"),
+        versions=empty,
+        kinds=array("B"),
+        use=use,
+        reward=1.0,
+        advantage=0.0,
+    )
+
+
+def work(batch_steps, generate_s=100.0, **fields):
+    ticks = dict.fromkeys(CAUSES, 0) | {"decode": int(generate_s * (1 << 20))}
+    engine = EngineWork(
+        engine="e0",
+        slots=4,
+        batch_steps=batch_steps,
+        queued_steps={},
+        decode_s=50.0,
+        prefill_s=1.0,
+        prefill_tokens=20,
+        **fields,
+    )
+    return StepWork(
+        engines=(engine,), ticks=ticks, wall_ticks=ticks["decode"], generate_ticks=int(generate_s * (1 << 20))
+    )
+
+
+def pool_of(**fields):
+    pool = {"version": 6, "census": Census(), "num_live": 1, "num_ready": 0, "batch_groups": 2, "queue": list}
+    return SimpleNamespace(**(pool | fields))
+
+
+def facts_of(groups, *, stale=None, dropped=(), **fields):
+    stale = stale or {}
+    samples = [sample(g, m, stale.get(m.id, ())) for g in groups for m in g.usable()]
+    given = {
+        "step": 5,
+        "batch": Batch(version=5, samples=tuple(samples), group_ids=tuple(g.id for g in groups)),
+        "groups": groups,
+        "dropped": dropped,
+        "work": work({4: 10, 1: 30}),
+        "generated": {m.id: m.tokens for g in groups for m in g.members},
+        "trainer": {},
+        "seconds": {"step": 120.0},
+        "decisions": 7,
+    }
+    return StepFacts(**(given | fields))
+
+
+def metrics_of(facts, pool=None, seen=None):
+    seen = seen or LengthLedger()
+    seen.add(facts.groups, facts.dropped)
+    return step_metrics(facts, pool or pool_of(), seen)
+
+
+TURNS = [(5, 4), (-1, 100, TokenKind.ENVIRONMENT), (5, 6)]
+OLD = [(3, 5), (5, 5)]
+
+
+@pytest.mark.parametrize("freshness", [None, Freshness(1, "mask")])
+def test_tokens_are_counted_by_segment(freshness):
+    group = group_of(0, TURNS, OLD)
+    found = metrics_of(facts_of([group], stale={"g0.1": (0,)}, freshness=freshness))
+    assert (found["tokens/batch_trained"], found["tokens/batch_masked"]) == (15, 5)
+    assert found["staleness/histogram"] == [15]
+    assert found["masked/by_position"] == [0.5] * 5 + [0.0] * 5
+    assert (found["waste/masked_share"], found["waste/share"]) == (0.25, 0.25)
+
+
+def test_staleness_by_version():
+    found = metrics_of(facts_of([group_of(0, OLD, [(2, 10)])], freshness=Freshness(None, "mask")))
+    assert found["staleness/histogram"] == [5, 0, 5, 10]
+    assert found["staleness/max"] == 3
+    assert found["staleness/mean"] == 2.0
+    assert found["staleness/on_policy_share"] == 0.25
+
+
+def test_a_batch_of_nothing_has_no_staleness():
+    found = metrics_of(facts_of([]))
+    assert (found["staleness/max"], found["staleness/histogram"], found["schedule/icc"]) == (None, [], None)
+    assert "schedule/bound_s" not in found
+
+
+def test_waste_counts_what_was_dropped_since_the_last_step():
+    seen, census = LengthLedger(), Census()
+    census.drop(DropReason.STALE, 10)
+    census.drop(DropReason.FAILED, 5)
+    facts = facts_of([group_of(0, [(5, 20)], [(5, 10)])])
+    assert metrics_of(facts, pool_of(census=census), seen)["waste/dropped_share"] == pytest.approx(15 / 45)
+    resumed = LengthLedger.from_state(seen.state())
+    assert metrics_of(facts, pool_of(census=census), resumed)["waste/share"] == 0
+
+
+def test_bounds_of_the_cohort_by_given_rates():
+    found = metrics_of(facts_of([group_of(0, [(5, 40)], [(5, 10)]), group_of(1, [(5, 20)], [(5, 10)])], rates=RATES))
+    assert found["schedule/critical_path_s"] == 30.0
+    assert found["schedule/area_s"] == 80 * 0.25 + 0.5 * 20
+    assert found["schedule/bound_s"] == 30.0
+    assert found["schedule/makespan_s"] - found["schedule/bound_s"] == found["schedule/excess_s"]
+    assert found["perf/excess"] == pytest.approx(100 / found["schedule/bound_s"] - 1)
+    assert found["schedule/rho"] == found["perf/rho"] == 1.0
+    assert found["perf/critical_rollout"] == "g0.0"
+    assert "schedule/window_bound_s" not in found
+
+
+def test_tool_seconds_are_on_the_critical_path():
+    group = group_of(0, [(5, 40)], [(5, 10)])
+    group.members[1].tool_seconds = 100.0
+    found = metrics_of(facts_of([group], rates=RATES))
+    assert (found["perf/critical_rollout"], found["schedule/bound_s"]) == ("g0.1", 107.5)
+
+
+def test_a_window_figure_where_staleness_is_allowed():
+    seen = LengthLedger()
+    for tokens in (40, 80):
+        facts = facts_of([group_of(0, [(5, tokens)], [(4, 8)])], rates=RATES, freshness=Freshness(1, "wait"))
+        found = metrics_of(facts, seen=seen)
+    assert found["schedule/window_bound_s"] == max(found["schedule/area_s"], 45 / 2)
+
+
+def test_rates_are_fitted_where_none_are_given():
+    steps = {4: 10, 1: 30}
+    seconds = {rows: count * (0.5 + 0.25 * rows) for rows, count in steps.items()}
+    found = metrics_of(facts_of([group_of(0, [(5, 40)], [(5, 10)])], work=work(steps, batch_s=seconds)))
+    assert found["schedule/critical_path_s"] == pytest.approx(40 * 0.75 + 3 * 0.05)
+    assert found["perf/rates_error"] == pytest.approx(0, abs=1e-6)
+    assert found["schedule/rho"] == 40 / (50 / 4)
+    assert found["engine/batch_steps"] == [[1, 30], [4, 10]]
+    assert found["engine/batch_s"] == [[1, 22.5], [4, 15.0]]
+
+
+def test_engine_seconds_add_up():
+    found = metrics_of(facts_of([group_of(0, OLD, OLD)]))
+    assert sum(found[f"engine_s/{cause}"] for cause in CAUSES) == found["engine_s/total"] == 100.0
+
+
+def test_bias_names_what_is_claimed_and_what_is_seen():
+    kept, lost = group_of(0, [(5, 10)], [(5, 12)]), group_of(1, [(5, 90)], [(5, 95)])
+    found = metrics_of(facts_of([kept], dropped=[(lost, DropReason.STALE)], censors=True))
+    assert found["bias/censors"] is True
+    assert found["bias/length_ks"] == 0.5
+    assert found["bias/p99_ratio"] == 0.0
+    assert found["bias/ks_allowance"] > 0.3
+
+
+def test_capped_rollouts_do_not_speak_for_icc():
+    groups = [group_of(i, [(5, n)], [(5, n)]) for i, n in enumerate((10, 100))]
+    capped = group_of(2, [(5, 999)], [(5, 3)], finish=FinishReason.LENGTH)
+    assert metrics_of(facts_of([*groups, capped]))["schedule/icc"] == 1.0
+
+
+def test_nothing_looks_at_tokens_without_a_tokenizer():
+    class Unread(array):
+        def __iter__(self):
+            raise AssertionError("a token was read")
+
+    group = group_of(0, OLD, OLD)
+    for entry in group.members:
+        entry.segments = [Segment(s.kind, s.version, Unread("i", s.token_ids), ()) for s in entry.segments]
+    facts = facts_of([group], freshness=Freshness(0, "mask"))
+    assert metrics_of(facts)["tokens/batch_trained"] == 10
+    rows = list(rollout_rows(facts.batch, facts.groups, [], None))
+    assert [(row["fate"], row["response"], row["segments"]) for row in rows] == [
+        ("trained", None, [[3, 5], [5, 5]])
+    ] * 2
+    with pytest.raises(AssertionError, match="was read"):
+        list(rollout_rows(facts.batch, facts.groups, [], lambda ids: ""))
+
+
+def test_a_ledger_goes_on_from_its_state():
+    seen, whole = LengthLedger(), LengthLedger()
+    facts = facts_of([group_of(0, [(5, 40)], [(5, 10)])])
+    for ledger in (seen, whole):
+        metrics_of(facts, seen=ledger)
+    resumed = LengthLedger.from_state(seen.state())
+    assert metrics_of(facts, seen=resumed) == metrics_of(facts, seen=whole) | {
+        "perf/cpu_s_total": pytest.approx(0, abs=1e9)
+    }
+    assert resumed.consumed == whole.consumed == Counter({40: 2, 10: 2})
