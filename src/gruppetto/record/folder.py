@@ -14,6 +14,7 @@ hold exactly what they held when `offsets()` was taken, so that a resumed run ha
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -22,14 +23,16 @@ from typing import Any
 
 import msgspec
 
+from gruppetto.clock import is_virtual, monotonic
 from gruppetto.errors import RunError, UserError
 from gruppetto.record.base import Recorder
 from gruppetto.record.lines import LineFile, to_json
 from gruppetto.record.lock import FolderLock
 from gruppetto.record.trace import write_trace
 
-_FLUSH_EVERY_S = 1.0
-"""Events reach the file at least this often on the run's clock, for those who watch the run."""
+_FLUSH_EVERY_S = 0.5
+"""An event is in the file so many seconds after it happened at the latest, for those who watch the run and for what
+`kill -9` leaves. On virtual time nobody watches: there the buffer, a step's record and `close` are enough."""
 
 
 class RunFolder(Recorder):
@@ -43,13 +46,16 @@ class RunFolder(Recorder):
         self._rollouts: LineFile | None = None
         self._rollouts_step = -1
         self._closed = False
+        self._flush_at = monotonic()
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._seen_to = False
+        """The events in the buffer will be flushed in time without looking after them again."""
         self._begin()
 
     def _begin(self) -> None:
         """Times of new events count on from the last one that is kept, so that a resumed run has one time line."""
         last = self._events.last()
         self._offset = last["t"] if last else 0.0
-        self._flush_at = 0.0
 
     @classmethod
     def create(
@@ -96,9 +102,8 @@ class RunFolder(Recorder):
 
     def event(self, kind: str, t: float, **fields: Any) -> None:
         self._events.write({"t": round(self._offset + t, 6), "kind": kind, **fields})
-        if t >= self._flush_at:
-            self._events.flush()
-            self._flush_at = t + _FLUSH_EVERY_S
+        if not self._seen_to:
+            self._see_to_flush()
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._metrics.write({"step": step, **metrics})
@@ -118,6 +123,7 @@ class RunFolder(Recorder):
         if self._closed:
             return
         self._closed = True
+        self._flush()
         for file in self._files():
             file.close()
         write_trace(self.path / "events.jsonl", self.path / "trace.json")
@@ -166,8 +172,25 @@ class RunFolder(Recorder):
         self._rollouts_step = step
 
     def _flush(self) -> None:
+        self._seen_to = False
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         for file in self._files():
             file.flush()
+
+    def _see_to_flush(self) -> None:
+        """One timer for all events of the next half second; without a loop the machine's clock is asked each time."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            if monotonic() >= self._flush_at:
+                self._flush_at = monotonic() + _FLUSH_EVERY_S
+                self._events.flush()
+            return
+        self._seen_to = True
+        if not is_virtual():
+            self._flush_timer = loop.call_later(_FLUSH_EVERY_S, self._flush)
 
     def _files(self) -> list[LineFile]:
         return [file for file in (self._events, self._metrics, self._rollouts) if file is not None]

@@ -43,8 +43,10 @@ class LineFile:
 
     def write(self, value: Any) -> None:
         """One line. Raises `TypeError` for what JSON cannot hold, and then writes nothing."""
-        self._buffer += _ENCODER.encode(value) + b"\n"
-        if len(self._buffer) >= _BUFFER:
+        buffer = self._buffer
+        buffer += _ENCODER.encode(value)
+        buffer += b"\n"
+        if len(buffer) >= _BUFFER:
             self.flush()
 
     @property
