@@ -160,3 +160,9 @@ def test_the_longer_it_runs_the_likelier_it_runs_away():
     assert shares == sorted(shares)
     assert shares[0] == pytest.approx(0.004, abs=0.001)
     assert shares[-1] > 0.9
+
+
+@pytest.mark.parametrize("cap_share", [0.0, 0.3, 1.0])
+def test_a_share_of_draws_runs_to_the_cap_from_the_start(cap_share):
+    draws = [sample_remaining(belief(cap_share=cap_share), 0, Siblings(), None, (i + 0.5) / 1000) for i in range(1000)]
+    assert sum(x == CAP for x in draws) == pytest.approx(1000 * cap_share, abs=1)
