@@ -55,7 +55,7 @@ class SimEngine(Engine):
         self.model = model or EngineModel(slots=slots, base_s=base_s, row_s=row_s)
         self._length_of = length_of
         self._clockwork = Clockwork(self.model, keep_on_swap=kv_on_swap == "keep")
-        self._live: dict[str, Row] = {}
+        self._here: dict[str, Row] = {}
         self._entering: list[Row] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +75,7 @@ class SimEngine(Engine):
         rid = request.rid
         if self._dead is not None:
             raise EngineError(self.name, self._dead)
-        if rid in self._live:
+        if rid in self._here:
             raise EngineError(self.name, f"request {rid} is already here")
         loop = self._loop or self._clock()
         left = self._length_of(request) - request.made
@@ -84,7 +84,7 @@ class SimEngine(Engine):
         budget = request.sampling.max_tokens
         future: asyncio.Future[GenerateResult] = loop.create_future()
         row = Row(rid, future, min(left, budget), left <= budget, len(request.token_ids))
-        self._live[rid] = row
+        self._here[rid] = row
         self._entering.append(row)
         if self._turn_due is None:  # one turn for all that come in at the same instant
             self._turn_due = loop.call_soon(self._turn)
@@ -102,7 +102,7 @@ class SimEngine(Engine):
 
     async def abort(self, rid: str | None = None) -> int:
         await self._answering()
-        return self._stop(list(self._live.values()) if rid is None else self._find(rid))
+        return self._stop(list(self._here.values()) if rid is None else self._find(rid))
 
     def held(self, rid: str) -> int:
         """Context tokens of a request whose KV is on this engine, live or left behind: they need no prefill here."""
@@ -120,7 +120,7 @@ class SimEngine(Engine):
     async def pause(self, mode: PauseMode) -> None:
         await self._answering()
         if mode == "abort":
-            self._stop(list(self._live.values()))
+            self._stop(list(self._here.values()))
         self._paused = True
         self._turn()
         self._clockwork.freeze()
@@ -167,11 +167,11 @@ class SimEngine(Engine):
         """The engine dies: every call fails, tokens that were not returned are lost. `stats` stays as it was last."""
         self._run()
         self._dead = why
-        self._clockwork.take_out(list(self._live.values()), self._clock().time())
-        for row in self._live.values():
+        self._clockwork.take_out(list(self._here.values()), self._clock().time())
+        for row in self._here.values():
             if row.future is not None and not row.future.done():
                 row.future.set_exception(EngineError(self.name, why))
-        self._live.clear()
+        self._here.clear()
         self._entering.clear()
         self._clockwork.freeze()
         self._schedule()
@@ -204,7 +204,7 @@ class SimEngine(Engine):
 
     async def close(self) -> None:
         if self._dead is None:
-            self._stop(list(self._live.values()))
+            self._stop(list(self._here.values()))
 
     def stats(self) -> EngineStats:
         self._run()
@@ -213,7 +213,7 @@ class SimEngine(Engine):
         return EngineStats(
             version=work.swaps[-1][1],
             running=len(work.running),
-            waiting=len(self._live) - len(work.running),
+            waiting=len(self._here) - len(work.running),
             slots=self.model.slots,
             kv_tokens=work.kv,
             kv_capacity=self.model.kv_capacity,
@@ -246,16 +246,16 @@ class SimEngine(Engine):
             raise EngineError(self.name, self._dead)
 
     def _find(self, rid: str) -> list[Row]:
-        row = self._live.get(rid)
+        row = self._here.get(rid)
         return [] if row is None else [row]
 
     def _stop(self, rows: list[Row]) -> int:
         """Sends rows back with what they have made."""
         if rows and self._dead is None:
             self._turn()  # some may end by themselves at this very moment
-            self._clockwork.take_out([row for row in rows if self._live.get(row.rid) is row], self._clock().time())
+            self._clockwork.take_out([row for row in rows if self._here.get(row.rid) is row], self._clock().time())
             for row in rows:
-                if self._live.get(row.rid) is row:
+                if self._here.get(row.rid) is row:
                     self._hand_back(row, EngineFinish.ABORT)
             self._turn()
         return len(rows)
@@ -290,7 +290,7 @@ class SimEngine(Engine):
             self._hand_back(row, finish)
 
     def _hand_back(self, row: Row, finish: EngineFinish) -> None:
-        del self._live[row.rid]
+        del self._here[row.rid]
         if row.future is not None and not row.future.done():
             row.future.set_result(GenerateResult(rid=row.rid, segments=row.parts, finish=finish, stop=None))
 
