@@ -18,11 +18,12 @@ from gruppetto.clock import now
 from gruppetto.engines.base import Engine
 from gruppetto.errors import EngineError, RunError
 from gruppetto.rewards.base import Reward
-from gruppetto.scheduler.deadlines import Deadlines
+from gruppetto.scheduler.deadlines import Deadlines, Patience
+from gruppetto.scheduler.pool import RolloutEntry
 from gruppetto.scheduler.events import Event, Observed, Scored, Stopped, order
 from gruppetto.scheduler.generating import GenerateCalls
-from gruppetto.scheduler.pool import RolloutEntry
 from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.scheduler.submission import Submission
 from gruppetto.types import FinishReason, Rollout, Score, Task
 
 __all__ = ["Event", "Observed", "RolloutCalls", "Scored", "Stopped"]
@@ -34,7 +35,7 @@ class _Act:
 
     rid: str
     began: float
-    pending: asyncio.Task[Observation]
+    pending: asyncio.Future[Observation]
     due: float = 0.0
     late: bool = False
 
@@ -51,9 +52,11 @@ class RolloutCalls:
     ) -> None:
         self._settings = settings
         self._reward, self._environment = reward, environment
+        self._score: Submission[Rollout, Score] = Submission(reward, "score")
+        self._step: Submission[Rollout, Observation] = Submission(environment, "step")
         self._flying = GenerateCalls(settings, engines, self._put, self._spawn)
         self._acting: Deadlines[_Act] = Deadlines(settings.tool_timeout_s, self._act_overdue)
-        self._scores: dict[asyncio.Task[Score], str] = {}
+        self._scores: dict[asyncio.Future[Score], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._left: set[asyncio.Future[Any]] = set()
         """Turns of the environment past their deadline: cancelled, and waited for at the end only."""
@@ -62,6 +65,12 @@ class RolloutCalls:
         self._crash: BaseException | None = None
         self._poked = False
         self._changed = asyncio.Event()
+        self._patience = Patience(self._changed.set)
+
+    @property
+    def reward(self) -> Reward:
+        """Who scores."""
+        return self._reward
 
     @property
     def generating(self) -> int:
@@ -97,16 +106,19 @@ class RolloutCalls:
         """Gives a rollout whose turn has ended to the environment."""
         if self._environment is None:
             raise RunError(f"rollout {entry.id} has a turn to take, and this run has no environment")
-        step = asyncio.get_running_loop().create_task(self._environment.step(_rollout(entry, task)))
+        step = self._step(_rollout(entry, task))
         call = _Act(entry.id, now(), step)
         self._acting.add(call)
         step.add_done_callback(partial(self._observed, call))
 
     def score(self, entry: RolloutEntry, task: Task) -> None:
         """Sends a finished rollout to the reward."""
-        score = asyncio.get_running_loop().create_task(self._reward.score(_rollout(entry, task)))
+        score = self._score(_rollout(entry, task))
         self._scores[score] = entry.id
-        score.add_done_callback(self._scored)
+        if score.done():
+            self._scored(score)
+        else:
+            score.add_done_callback(self._scored)
 
     def abort_all(self) -> None:
         """Asks every engine to stop what is in flight now; the rollouts come back through the inbox."""
@@ -138,13 +150,17 @@ class RolloutCalls:
 
     async def close(self) -> None:
         """Cancels every call. What does not end within an abort's deadline is left behind."""
-        pending = {*self._flying.cancel(), *self._scores, *(act.pending for act in self._acting)}
-        pending |= {*self._tasks, *self._left}
+        for task in self._tasks:
+            task.cancel()
+        pending: set[asyncio.Future[Any]] = {*self._scores, *(act.pending for act in self._acting), *self._left}
         for act in list(self._acting):
             self._acting.discard(act)
         self._scores.clear()
         for future in pending:
             future.cancel()
+        pending.update(self._flying.cancel())
+        pending |= self._tasks  # those that take requests back too
+        self._patience.stop()
         if pending:
             await asyncio.wait(pending, timeout=self._settings.abort_s)
 
@@ -155,19 +171,26 @@ class RolloutCalls:
         self._poked = True
         self._changed.set()
 
-    async def events(self) -> list[Event]:
-        """At least one event (after `poke` perhaps none), and all others that are there."""
+    async def events(self, stall_s: float | None = None) -> list[Event]:
+        """At least one event (after `poke` perhaps none), and all others that are there.
+
+        Raises `TimeoutError` where nothing came for `stall_s`; unlike `asyncio.timeout` that costs no timer a call.
+        """
+        self._patience.begin(stall_s)
         while not (self._collected or self._poked or self._crash):
+            self._patience.check()
             await self._change()
         return self._take()
 
-    async def settle(self) -> list[Event]:
+    async def settle(self, stall_s: float | None = None) -> list[Event]:
         """Lockstep: all events that the last decisions and one turn of the engines cause, in the rollouts' order.
 
         Engines decode only while what the scheduler takes to be running is exactly what they hold and no score or tool
-        is open, so an event never depends on which thread was faster.
+        is open, so an event never depends on which thread was faster. `stall_s` as for `events`.
         """
+        self._patience.begin(stall_s)
         while not (self._poked or self._crash) and (self._busy() or not self._collected):
+            self._patience.check()
             if self._in_between():
                 await asyncio.sleep(0)
             elif self._busy() or not self.generating:
@@ -220,7 +243,7 @@ class RolloutCalls:
 
     # -- what the environment and the reward answer -------------------------------------------------------------------
 
-    def _observed(self, call: _Act, step: asyncio.Task[Observation]) -> None:
+    def _observed(self, call: _Act, step: asyncio.Future[Observation]) -> None:
         error = asyncio.CancelledError() if step.cancelled() else step.exception()
         self._left.discard(step)
         if not self._acting.discard(call):
@@ -242,7 +265,7 @@ class RolloutCalls:
         failure = f"tool timeout: no answer after {self._settings.tool_timeout_s:g} s"
         self._put(Observed(rollout=call.rid, failure=failure, seconds=now() - call.began))
 
-    def _scored(self, task: asyncio.Task[Score]) -> None:
+    def _scored(self, task: asyncio.Future[Score]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         rollout = self._scores.pop(task, None)
         if rollout is None:

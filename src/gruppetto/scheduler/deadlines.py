@@ -1,4 +1,4 @@
-"""Calls that all have the same time to come back, watched by one timer however many there are.
+"""Deadlines that cost no timer a call: of many calls that have the same time, and of one wait begun again and again.
 
 Promises: `overdue` is told once of every call that is still there when its time is over, in the order they were made;
 when no call is left no timer is either, so that a deadlock on virtual time is still seen at once.
@@ -81,3 +81,44 @@ class Deadlines(Generic[C]):
             due.append(call)
         for call in due:
             self._overdue(call)
+
+
+class Patience:
+    """The deadline of a wait that is begun again and again: its one timer is set anew only when it has gone off."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._due: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float | None) -> None:
+        """A wait begins; None: it may last."""
+        self._due = None if seconds is None else now() + seconds
+        if self._due is not None and (self._timer is None or self._due < self._timer.when()):
+            self._set(self._due)
+
+    def check(self) -> None:
+        """Raises `TimeoutError` when the wait has lasted as long as it may."""
+        if self._due is not None and now() >= self._due:
+            raise TimeoutError
+
+    def stop(self) -> None:
+        """No wait is going on."""
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        if now() >= self._due:
+            self._wake()
+        else:
+            self._set(self._due)

@@ -2,12 +2,13 @@
 
 Promises: each call ends in exactly one `Stopped`, whatever its engine does: a result, an abort, a deadline, an error,
 or `forget_engine`. An engine that does not answer an abort within its deadline is reported dead.
-A call is one future with a callback (a task, where the engine has no `submit`), and all deadlines share one timer.
+A call is one future with a callback, and all deadlines share one timer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, Genera
 from gruppetto.errors import EngineError, UserError
 from gruppetto.rng import seed_for
 from gruppetto.scheduler.deadlines import Deadlines
+from gruppetto.scheduler.pool import RolloutEntry
 from gruppetto.scheduler.events import Stopped
 from gruppetto.scheduler.joined import Joined
-from gruppetto.scheduler.pool import RolloutEntry
 from gruppetto.scheduler.settings import LoopSettings
+from gruppetto.scheduler.submission import Submission
 from gruppetto.types import FinishReason, Task
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -53,6 +55,9 @@ class GenerateCalls:
         self.engines = dict(engines)
         """Those that are still expected to answer."""
         self._put, self._spawn = put, spawn
+        self._submit: dict[str, Submission[GenerateRequest, GenerateResult]] = {
+            name: Submission(engine, "generate") for name, engine in self.engines.items()
+        }
         self._calls: Deadlines[_Call] = Deadlines(settings.timeout_s, self._overdue)
         self._on: Counter[str] = Counter()
         self.stopping = 0
@@ -69,7 +74,7 @@ class GenerateCalls:
         self._calls.add(call)
         self._on[engine] += 1
         try:
-            call.pending = _submitted(call.engine, self._request(entry, task, budget))
+            call.pending = self._submit[engine](self._request(entry, task, budget))
         except Exception as error:
             self._end(call, _failed(call, error))
         else:
@@ -212,15 +217,13 @@ class GenerateCalls:
         calls = list(self._calls)
         for call in calls:
             self._leave(call)
+            if self._submit[call.engine.name].direct:  # a task takes its request back itself
+                self._spawn(self._take_back(call))
         return [call.pending for call in calls if call.pending is not None]
 
-
-def _submitted(engine: Engine, request: GenerateRequest) -> asyncio.Future[GenerateResult]:
-    """The call as a future; without a task where the engine offers one itself."""
-    submit: Callable[[GenerateRequest], asyncio.Future[GenerateResult]] | None = getattr(engine, "submit", None)
-    if submit is not None:
-        return submit(request)
-    return asyncio.get_running_loop().create_task(engine.generate(request))
+    async def _take_back(self, call: _Call) -> None:
+        with contextlib.suppress(Exception):
+            await call.engine.abort(call.rid)
 
 
 def _failed(call: _Call, error: BaseException) -> Stopped:
