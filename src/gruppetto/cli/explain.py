@@ -1,0 +1,41 @@
+"""`gruppetto explain`: what held a run up, and what to change in run.toml."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gruppetto.errors import UserError
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="say what held a run up, and what to change",
+        description="Reads a run folder: slowest rollouts, where the engine-seconds went, bounds, bias, what to write.",
+        epilog="Example: gruppetto explain runs/latest --step 12",
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="a run folder, of a real run or of a simulated one")
+    parser.add_argument("--step", type=int, metavar="N", help="one step instead of all")
+    parser.add_argument("--json", metavar="FILE", help="write the same as JSON (- = standard output, without the text)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from gruppetto.record.explain import explain, to_text
+    from gruppetto.record.lines import to_json
+
+    explanation = explain(args.run_folder, args.step)
+    text = to_json(explanation).decode() + "\n"
+    if args.json == "-":
+        print(text, end="")
+        return 0
+    if args.json:
+        try:
+            Path(args.json).write_text(text)
+        except OSError as error:
+            raise UserError(f"--json {args.json} cannot be written: {error.strerror}; write another path") from None
+    print(to_text(explanation), end="")
+    return 0

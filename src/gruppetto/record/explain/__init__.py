@@ -1,0 +1,95 @@
+"""`explain`: what held a run up, in words and as data, from its folder alone.
+
+`explain` makes a JSON-able mapping, `to_text` prints it; the text says nothing that the mapping does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gruppetto.record.explain import sections
+from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
+from gruppetto.record.explain.read import RolloutRow, RunRecord, lacking, read_run
+from gruppetto.record.explain.text import to_text as to_text
+from gruppetto.record.explain.timeline import timelines
+
+EXPECTED = (
+    "engine_s/total",
+    "schedule/makespan_s",
+    "schedule/bound_s",
+    "schedule/rho",
+    "schedule/icc",
+    "bias/ks_allowance",
+    "bias/censors",
+    "waste/share",
+    "staleness/histogram",
+)
+"""Names that a record of today has; older ones lack some."""
+
+WORST = 3
+"""Steps of a whole run whose last rollouts are named."""
+
+
+def explain(
+    run: str | Path, step: int | None = None, replays: Mapping[str, Mapping[str, float]] | None = None
+) -> dict[str, Any]:
+    """What held up a step, or all steps of a run. Seconds, shares in [0, 1], names as in metrics.jsonl.
+
+    `replays`: what other schedules would have made of the same rollouts, name: figures; passed through for the text.
+    Raises `UserError` for what is no run folder, for a run without a step and for a step that it does not have.
+    """
+    record = read_run(run)
+    rows = list(record.rows) if step is None else [record.row(step)]
+    worst = sorted(rows, key=_length, reverse=True)[:WORST]
+    finals = {row["step"]: record.rollouts(row["step"]) for row in (rows if len(rows) <= WORST else worst)}
+    found = timelines(record.events(), {row["step"] for row in worst})
+    allowed = staleness_allowed(record.config)
+    explanation: dict[str, Any] = {
+        "run": str(record.path),
+        "scheduler": record.config.get("scheduler", {}),
+        "steps": [row["step"] for row in rows],
+        "seconds": sections.total(rows, "time/step_s"),
+        "missing": lacking(rows, EXPECTED),
+        "held_up": [
+            sections.held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst
+        ],
+        "engine_seconds": sections.engine_seconds(rows, record.config),
+        "bound": sections.bound(rows, allowed),
+        "bias": sections.bias(rows[-1], rows),
+        "dropped": sections.dropped(
+            rows, record.before(rows[0]["step"]), [r for some in finals.values() for r in some]
+        ),
+        "staleness": sections.staleness(rows),
+        "replays": {name: dict(figures) for name, figures in replays.items()} if replays else None,
+    }
+    measured = _measured(explanation, [r for some in finals.values() for r in some])
+    explanation["advice"] = [
+        {"why": advice.why, "lines": list(advice.lines), "price": advice.price}
+        for advice in advise(measured, record.config)
+    ]
+    return explanation
+
+
+def _length(row: Mapping[str, Any]) -> float:
+    """How long a step generated, as far as its record says."""
+    seconds = row.get("schedule/makespan_s") or row.get("time/wait_for_batch_s") or row.get("time/step_s") or 0.0
+    return float(seconds)
+
+
+def _measured(explanation: Mapping[str, Any], finals: Sequence[RolloutRow]) -> Measured:
+    ends = [row for row in finals if row.finish]
+    return Measured(
+        rho=explanation["bound"]["rho"],
+        icc=explanation["bound"]["icc"],
+        excess=explanation["bound"]["excess"],
+        masked=explanation["dropped"]["waste"]["masked_share"] or 0.0,
+        p99_ratio=explanation["bias"]["p99_ratio"],
+        failed=explanation["dropped"]["rollouts"].get("failed", 0),
+        cut_share=sum(row.finish != "stop" for row in ends) / len(ends) if ends else 0.0,
+        shares={entry["cause"]: entry["share"] for entry in explanation["engine_seconds"]["causes"]},
+    )
+
+
+__all__ = ["RunRecord", "explain", "to_text"]

@@ -1,0 +1,204 @@
+"""What to change in run.toml, from what was measured: the rules of the scheduling study, in words and lines.
+
+Promises: a suggestion names the rule's figures, the exact lines to write, and what they cost (staleness, gradient, bias
+or another batch size); nothing that censors is ever suggested. Rules are a prior: a simulation of the run decides.
+Source: our scheduling study, sections 3 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the rules look at. `shares` of the engine-seconds by cause; None where the run does not say."""
+
+    rho: float | None = None
+    icc: float | None = None
+    excess: float | None = None
+    masked: float = 0.0
+    p99_ratio: float | None = None
+    failed: int = 0
+    cut_share: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    def share(self, cause: str) -> float:
+        return self.shares.get(cause, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One change: why, the table of run.toml and its lines, and the price."""
+
+    why: str
+    lines: tuple[str, ...]
+    price: str
+
+
+def advise(measured: Measured, config: Mapping[str, Any]) -> list[Advice]:
+    """The changes that the rules suggest, the weightiest first; empty where nothing is worth changing."""
+    return [*_bias(measured, config), *_tail(measured, config), *_other_causes(measured, config)]
+
+
+def _lines(table: str, **settings: object) -> tuple[str, ...]:
+    return (f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in settings.items()))
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _bias(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+    """A policy that loses long answers comes first: the run is not what it claims to be."""
+    scheduler = config.get("scheduler", {})
+    if measured.p99_ratio is None or measured.p99_ratio >= 0.8:
+        return
+    why = f"the longest 1 % of answers are trained on at {measured.p99_ratio:.2f} of their share"
+    if scheduler.get("over_age") == "drop":
+        price = "their old tokens stay in the context without gradient; nothing is censored any more"
+        yield Advice(
+            why=f"{why}, because groups over age are dropped", lines=_lines("scheduler", over_age="mask"), price=price
+        )
+    elif scheduler.get("type") == "tail_batch":
+        yield Advice(
+            why=f"{why}, because short rounds give up what is unfinished",
+            lines=_lines("scheduler", type="layered", max_staleness=1, over_age="mask", depth=1.5),
+            price="tokens more than one version old carry no gradient; nothing is censored any more",
+        )
+    elif measured.failed:
+        yield Advice(
+            why=f"{why}, and {measured.failed} rollouts failed: long ones run into a deadline",
+            lines=_lines("rollout", timeout_s=2.0 * float(config.get("rollout", {}).get("timeout_s", 600.0))),
+            price="a rollout that hangs is noticed later",
+        )
+
+
+def _tail(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+    """The slowest rollouts: what helps depends on rho and on the staleness that is allowed already."""
+    rho = measured.rho
+    if (
+        rho is None
+        or measured.share("tail") < 0.05
+        or (measured.excess is not None and measured.excess < 0.03 and rho < 1)
+    ):
+        return
+    k = staleness_allowed(config)
+    chi = rho / ((k or 0) + 1)
+    if k == 0:
+        yield from _on_policy(measured, rho, config)
+    if chi > 2:
+        yield _mask(measured, k or 1, chi)
+        yield Advice(
+            why=f"a wide window lets the slowest rollouts (rho {rho:.1f}) span several steps, with nothing masked",
+            lines=_lines("scheduler", type="layered", max_staleness=max(4, 2 * (k or 0)), over_age="wait", depth=1.5),
+            price="tokens of the slowest rollouts are up to that many versions old; depth keeps most of them at 0 or 1",
+        )
+    elif k == 0:
+        depth = 1.25 if rho <= 0.65 else 2.0
+        yield Advice(
+            why=f"at rho {rho:.2f} one step of staleness lets the next batch fill the slots that the tail leaves empty",
+            lines=_lines("scheduler", type="layered", max_staleness=1, over_age="wait", depth=depth),
+            price="some tokens are one version old (3 to 30 % at depth 1.25); nothing is dropped or masked",
+        )
+    elif config.get("scheduler", {}).get("over_age") == "mask" and measured.masked > 0.1:
+        yield Advice(
+            why=f"rho / (k + 1) is {chi:.1f}: waiting loses little, and {measured.masked:.0%} of the tokens are masked",
+            lines=_lines("scheduler", over_age="wait", depth=1.25 if rho <= 0.5 else float((k or 0) + 1)),
+            price="a batch may close a little later; nothing is masked any more",
+        )
+
+
+def _on_policy(measured: Measured, rho: float, config: Mapping[str, Any]) -> Iterator[Advice]:
+    """What helps without any staleness."""
+    icc = measured.icc or 0.0
+    scheduler = config.get("scheduler", {})
+    if rho >= 2 and icc >= 0.6:
+        yield Advice(
+            why=f"ICC {icc:.2f}: a prompt's lengths are alike, so from the second epoch on the long ones are known "
+            "beforehand and can run together in a step of their own",
+            lines=_lines("scheduler", type="layered", defer_steps=10),
+            price="strictly on-policy, nothing dropped; prompts that are long come in the order of their lengths",
+        )
+    elif rho < 2 and icc >= 0.2 and scheduler.get("type") in ("sync", None):
+        yield Advice(
+            why=f"ICC {icc:.2f}: the first finished rollout of a group tells how long the others are, and the longest "
+            "can start first",
+            lines=_lines("scheduler", type="layered", max_staleness=0),
+            price="none: strictly on-policy, nothing dropped",
+        )
+
+
+def _mask(measured: Measured, k: int, chi: float) -> Advice:
+    depth = 2.0 if (measured.icc or 0.0) < 0.2 else 1.5
+    return Advice(
+        why=f"the slowest rollout alone takes {chi:.1f} times what {'a step' if k == 1 else 'a window'} of all work "
+        "takes: no order of the queue can be faster than it, only not waiting for it",
+        lines=_lines("scheduler", type="layered", max_staleness=k, over_age="mask", depth=depth),
+        price="tokens over that age carry no gradient (17 to 47 % of all in the study); whole rollouts are still "
+        "consumed, so lengths and rewards are not censored",
+    )
+
+
+def _other_causes(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+    """What else engine-seconds went to, where it is worth a change."""
+    share = measured.share
+    reward, engine = config.get("reward", {}), config.get("engine", {})
+    if share("tool") >= 0.1:
+        yield Advice(
+            why=f"{share('tool'):.0%} of the engine-seconds: slots of rollouts that were in a tool call",
+            lines=_lines(
+                "scheduler", type="layered", kv="hold", max_staleness=max(1, staleness_allowed(config) or 0), depth=1.25
+            ),
+            price="other rollouts use the slots; some tokens are one version old",
+        )
+    if share("reward") >= 0.05:
+        yield Advice(
+            why=f"{share('reward'):.0%} of the engine-seconds: nothing ran, the last rewards were awaited",
+            lines=_lines("reward", processes=max(2, 2 * int(reward.get("processes", 1)))),
+            price="more CPU for verifiers",
+        )
+    if share("queue") >= 0.05 and int(engine.get("admit_batch", 1)) > 1:
+        yield Advice(
+            why=f"{share('queue'):.0%} of the engine-seconds: something was there and the engine was not decoding it",
+            lines=_lines("engine", admit_batch=1),
+            price="more, smaller prefills",
+        )
+    if share("kv_full") >= 0.1:
+        yield Advice(
+            why=f"{share('kv_full'):.0%} of the engine-seconds: slots were free and KV was not",
+            lines=_lines("scheduler", kv="hold"),
+            price="new rollouts start later, so that those that have begun keep their KV",
+        )
+    yield from _trainer(measured, config)
+
+
+def _trainer(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+    colocated = config.get("run", {}).get("placement", "colocated") == "colocated"
+    if measured.share("trainer") >= 0.2 and not config.get("scheduler", {}).get("stream"):
+        yield Advice(
+            why=f"{measured.share('trainer'):.0%} of the engine-seconds: the engines waited for the trainer",
+            lines=_lines("scheduler", type="layered", stream=True),
+            price="none: gradients of finished groups are summed while the tail runs, one optimizer step at the end",
+        )
+    between = measured.share("sync") + measured.share("switch")
+    if between >= 0.1:
+        groups = int(config.get("rollout", {}).get("prompts_per_step", 16))
+        memory = " and memory changing hands" if colocated else ""
+        yield Advice(
+            why=f"{between:.0%} of the engine-seconds: weights on their way{memory}",
+            lines=_lines("rollout", prompts_per_step=2 * groups),
+            price="another batch size: half as many optimizer steps for the same rollouts",
+        )
+
+
+def staleness_allowed(config: Mapping[str, Any]) -> int | None:
+    """k of a run: what the config says, 0 for the strictly on-policy presets, None where nothing bounds it."""
+    scheduler = config.get("scheduler", {})
+    if scheduler.get("max_staleness") is not None:
+        return int(scheduler["max_staleness"])
+    return {"partial": None, "async_bounded": None, "windowed": 1}.get(scheduler.get("type", "sync"), 0)

@@ -1,0 +1,121 @@
+"""Reading a run folder back: what `explain` needs of it, whatever version wrote it.
+
+Promises: a half-written last line, as a kill leaves one, is passed over; any other line that is not JSON is refused
+with its place; what an older version did not write is absent, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gruppetto.errors import UserError
+
+S = TypeVar("S")
+
+
+class RolloutRow(msgspec.Struct):
+    """One line of rollouts/step_*.jsonl, without its texts."""
+
+    rollout: str
+    fate: str
+    tokens: int
+    group: int = -1
+    finish: str | None = None
+    error: str | None = None
+    parks: int = 0
+    turns: int = 0
+    generate_s: float = 0.0
+    tool_s: float = 0.0
+
+
+class Event(msgspec.Struct):
+    """The fields of an event that the timeline needs."""
+
+    t: float
+    kind: str
+    rollout: str | None = None
+    group: int | None = None
+    groups: list[int] | int | None = None
+    """Ids, or how many."""
+    tokens: int | None = None
+    version: int | None = None
+    seconds: float | None = None
+    engine: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run folder: its config, and the metrics lines of its steps in their order."""
+
+    path: Path
+    config: dict[str, Any]
+    rows: tuple[dict[str, Any], ...]
+
+    @property
+    def steps(self) -> list[int]:
+        return [row["step"] for row in self.rows]
+
+    def row(self, step: int) -> dict[str, Any]:
+        """The metrics of one step. Raises `UserError` when the run has no such step."""
+        for row in self.rows:
+            if row["step"] == step:
+                return row
+        first, last = self.steps[0], self.steps[-1]
+        raise UserError(f"step {step} is not in {self.path}: it has steps {first} to {last}; write --step {last}")
+
+    def before(self, step: int) -> dict[str, Any]:
+        """The metrics of the step before, empty for the first: counts of the run so far are differences to it."""
+        earlier = [row for row in self.rows if row["step"] < step]
+        return earlier[-1] if earlier else {}
+
+    def rollouts(self, step: int) -> list[RolloutRow]:
+        """The rollouts that became final in a step; empty where the run did not write them."""
+        return list(_lines(self.path / "rollouts" / f"step_{step:06d}.jsonl", RolloutRow))
+
+    def events(self) -> Iterator[Event]:
+        """All events, in their order; none where the run did not write them."""
+        yield from _lines(self.path / "events.jsonl", Event)
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """Raises `UserError` for what is no run folder, and for a run without a finished step."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; write the folder of a run, such as runs/latest")
+    config, metrics = path / "config.resolved.json", path / "metrics.jsonl"
+    if not config.is_file() or not metrics.is_file():
+        lacks = config.name if not config.is_file() else metrics.name
+        raise UserError(f"{path} is no run folder (it has no {lacks}); write the folder of a run, such as runs/latest")
+    rows = tuple(row for row in _lines(metrics, dict[str, Any]) if isinstance(row.get("step"), int))
+    if not rows:
+        raise UserError(f"the run in {path} has no finished step yet; explain it after its first step")
+    try:
+        resolved = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{config} is not JSON: {error}; the run folder is damaged") from None
+    return RunRecord(path, resolved, rows)
+
+
+def lacking(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """Those of `names` that none of the rows has."""
+    return [name for name in names if not any(row.get(name) is not None for row in rows)]
+
+
+def _lines(path: Path, kind: type[S]) -> Iterator[S]:
+    if not path.is_file():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise UserError(f"{path} line {number} cannot be read: {error}; the run folder is damaged") from None

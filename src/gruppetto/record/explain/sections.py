@@ -1,0 +1,302 @@
+"""The sections of an explanation, each a JSON-able mapping with figures and `says`: the same in sentences.
+
+Pure functions of metrics lines and a step's timeline. Promises: shares and sums are over exactly the steps that are
+explained; a figure that the record lacks is None or left out and no sentence is made of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gruppetto.record.explain.read import RolloutRow
+from gruppetto.record.explain.timeline import StepTimeline
+
+Row = Mapping[str, Any]
+
+MEANING = {
+    "decode": "slots that made tokens",
+    "prefill": "prompts and resumed contexts read in",
+    "tail": "empty slots while the last rollouts ran and nothing was left to start",
+    "tool": "empty slots of rollouts that were in a tool call",
+    "reward": "nothing ran: the last rewards were awaited",
+    "sync": "new weights on their way to the engines",
+    "switch": "memory changing hands between engines and trainer",
+    "trainer": "the engines waited for the trainer",
+    "kv_full": "free slots that could not be used because KV was full",
+    "queue": "something was there to run and the engine was not decoding it",
+    "lost": "tokens thrown away, and engines that had died",
+}
+
+FIFO_EXCESS = (
+    (0.08, 0.05),
+    (0.16, 0.10),
+    (0.33, 0.19),
+    (0.65, 0.38),
+    (1.3, 0.50),
+    (2.5, 0.19),
+    (5.0, 0.06),
+    (10.0, 0.03),
+)
+"""rho: excess over the bound of an on-policy run in launch order (our scheduling study, section 6)."""
+
+
+def total(rows: Sequence[Row], name: str) -> float | None:
+    """Sum over the rows that have it; None when none has."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return float(sum(values)) if values else None
+
+
+def mean(rows: Sequence[Row], name: str) -> float | None:
+    """Mean over the rows that have it; None when none has."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return float(sum(values)) / len(values) if values else None
+
+
+def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
+    """Every engine-second by cause, the largest first."""
+    whole = total(rows, "engine_s/total")
+    if not whole:
+        return {"total_s": None, "causes": [], "says": []}
+    found = [(cause, total(rows, f"engine_s/{cause}") or 0.0) for cause in MEANING]
+    causes = [
+        {"cause": cause, "seconds": seconds, "share": seconds / whole, "meaning": MEANING[cause]}
+        for cause, seconds in sorted(found, key=lambda item: -item[1])
+        if seconds
+    ]
+    idle = [entry for entry in causes if entry["cause"] not in ("decode", "prefill")]
+    busy = sum(seconds for cause, seconds in found if cause in ("decode", "prefill")) / whole
+    says = [f"{busy:.0%} of {whole:,.1f} engine-seconds went into making tokens."]
+    if idle:
+        says.append(f"The largest other part is {idle[0]['cause']}, {idle[0]['share']:.0%}: {idle[0]['meaning']}.")
+    says += _too_few(config)
+    return {"total_s": whole, "causes": causes, "says": says}
+
+
+def _too_few(config: Row) -> Iterable[str]:
+    """Slots that a batch cannot fill are empty whatever the schedule."""
+    engine, rollout = config.get("engine", {}), config.get("rollout", {})
+    slots = engine.get("slots", 0) * engine.get("count", 1)
+    batch = rollout.get("prompts_per_step", 0) * rollout.get("group_size", 0)
+    if 0 < batch < slots:
+        yield (
+            f"A batch has {batch:,} rollouts and the engines {slots:,} slots: at least {1 - batch / slots:.0%} of the "
+            "slots stay empty while one batch runs at a time."
+        )
+
+
+def held_up(timeline: StepTimeline | None, row: Row, finals: Mapping[str, RolloutRow]) -> dict[str, Any]:
+    """What one step waited for: when most were done, who came last, which turns were long."""
+    found: dict[str, Any] = {"step": row["step"], "generate_s": row.get("schedule/makespan_s"), "last": [], "turns": []}
+    if timeline is None:
+        ordered = sorted((r for r in finals.values() if r.fate == "trained"), key=lambda r: (r.generate_s, r.tokens))
+        median = ordered[(len(ordered) - 1) // 2].tokens if ordered else 0
+        last = [_last(r.rollout, None, r.tokens, median, finals) for r in reversed(ordered[-3:])]
+        return found | {"last": last, "says": [_who(entry) for entry in last[:1]]}
+    found |= {
+        "generate_s": timeline.generate_s,
+        "rollouts": timeline.rollouts,
+        "median_tokens": timeline.median_tokens,
+        "most_done_s": timeline.most_done_s,
+        "tail_s": timeline.tail_s,
+        "last": [_last(f.rollout, f.at_s, f.tokens, timeline.median_tokens, finals) for f in timeline.last],
+        "turns": [{"rollout": t.rollout, "turn": t.turn, "seconds": t.seconds} for t in timeline.turns],
+    }
+    return found | {"says": list(_step_words(found, timeline))}
+
+
+def _last(
+    rollout: str, at_s: float | None, tokens: int, median: int, finals: Mapping[str, RolloutRow]
+) -> dict[str, Any]:
+    times = tokens / median if median else None
+    found: dict[str, Any] = {"rollout": rollout, "at_s": at_s, "tokens": tokens, "times_median": times}
+    row = finals.get(rollout)
+    if row is not None:
+        found |= {name: getattr(row, name) for name in ("generate_s", "tool_s", "turns", "parks", "finish")}
+    return found
+
+
+def _step_words(found: Mapping[str, Any], timeline: StepTimeline) -> Iterable[str]:
+    if not timeline.last:
+        return
+    share = timeline.tail_s / timeline.generate_s if timeline.generate_s else 0.0
+    yield (
+        f"Of {timeline.rollouts:,} rollouts 95 % were done after {timeline.most_done_s:,.2f} s; the last 5 % took "
+        f"another {timeline.tail_s:,.2f} s, {share:.0%} of the step's {timeline.generate_s:,.2f} s."
+    )
+    yield _who(found["last"][0])
+    after = timeline.generate_s - timeline.last[0].at_s
+    if after > 0.05 * timeline.generate_s:
+        yield f"After the last rollout had ended, {after:,.2f} s went by until the batch closed (rewards, freshness)."
+    if timeline.turns and timeline.turns[0].seconds > 0.05 * timeline.generate_s:
+        turn = timeline.turns[0]
+        yield f"The longest tool call was turn {turn.turn} of {turn.rollout}: {turn.seconds:,.2f} s."
+
+
+def _who(last: Mapping[str, Any]) -> str:
+    times = f", {last['times_median']:.1f} times the median" if last["times_median"] else ""
+    extra = ""
+    if last.get("tool_s"):
+        extra = f"; {last['tool_s']:,.2f} s of it in tool calls over {last['turns']} turns"
+    elif last.get("finish") in ("length", "limit"):
+        extra = "; it ran to its limit"
+    return f"The last was {last['rollout']} with {last['tokens']:,} tokens{times}{extra}."
+
+
+def bound(rows: Sequence[Row], allowed: int | None) -> dict[str, Any]:
+    """Makespan against the least it could have been, and whether a scheduling policy could win."""
+    sums = {name: total(rows, f"schedule/{name}_s") for name in ("makespan", "bound", "critical_path", "area")}
+    rho = sums["critical_path"] / sums["area"] if sums["critical_path"] and sums["area"] else None
+    if rho is None:
+        rho = mean(rows, "perf/rho") or mean(rows, "schedule/rho")
+    bounded = [row for row in rows if row.get("schedule/bound_s") is not None]
+    makespan = total(bounded, "schedule/makespan_s")
+    excess = makespan / sums["bound"] - 1 if makespan and sums["bound"] else None
+    found = {
+        "makespan_s": sums["makespan"],
+        "bound_s": sums["bound"],
+        "excess": excess,
+        "critical_path_s": sums["critical_path"],
+        "area_s": sums["area"],
+        "window_bound_s": total(rows, "schedule/window_bound_s"),
+        "rho": rho,
+        "icc": mean(rows, "schedule/icc"),
+        "rates_error": rows[-1].get("perf/rates_error"),
+    }
+    return found | {"says": [*_excess_words(found, rows, allowed), *_rho_words(rho), *_icc_words(found["icc"])]}
+
+
+def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], allowed: int | None) -> Iterable[str]:
+    if found["excess"] is not None:
+        yield (
+            f"Generation took {found['makespan_s']:,.2f} s; no strictly on-policy schedule of these rollouts takes "
+            f"less than {found['bound_s']:,.2f} s: {found['excess']:+.0%}."
+        )
+    else:
+        steps, least = total(rows, "schedule/decode_steps"), total(rows, "schedule/bound_steps")
+        if steps and least:
+            yield f"{steps:,.0f} decode steps, {steps / least - 1:+.0%} over the least that any schedule needs."
+    if found["window_bound_s"] and allowed != 0:
+        yield (
+            f"With staleness allowed, {found['window_bound_s']:,.2f} s is what to compare with (a heuristic, no bound)."
+        )
+    if found["rates_error"] and found["rates_error"] > 0.15:
+        yield f"The engines' speed was fitted with an error of {found['rates_error']:.0%}: the bound is as uncertain."
+
+
+def _rho_words(rho: float | None) -> Iterable[str]:
+    if rho is None:
+        return
+    if rho > 2:
+        yield (
+            f"rho is {rho:.1f}: the slowest rollout alone takes that many times what all work takes at full speed. No "
+            "order of the queue helps (0 to 3 %); staleness, masking or shorter answers do."
+        )
+    elif rho < 0.15:
+        yield f"rho is {rho:.2f}: throughput binds, not the tail; a scheduling policy can win little."
+    else:
+        yield (
+            f"rho is {rho:.2f}: the tail is as long as {rho:.0%} of all work at full speed. In the study launch order "
+            f"was {fifo_excess(rho):.0%} above the bound here; one step of staleness removes most of that."
+        )
+
+
+def _icc_words(icc: float | None) -> Iterable[str]:
+    if icc is None:
+        return
+    if icc < 0.2:
+        yield f"ICC is {icc:.2f}: a prompt says little about how long its answers are; prediction wins nothing."
+    elif icc < 0.6:
+        yield f"ICC is {icc:.2f}: siblings are alike; a finished one tells something about the others."
+    else:
+        yield f"ICC is {icc:.2f}: lengths are a matter of the prompt; they are known from the second epoch on."
+
+
+def fifo_excess(rho: float) -> float:
+    """Excess over the bound of launch order at this rho, between the study's points."""
+    points = FIFO_EXCESS
+    if rho <= points[0][0]:
+        return points[0][1] * rho / points[0][0]
+    for (low, a), (high, b) in pairwise(points):
+        if rho <= high:
+            return a + (b - a) * (rho - low) / (high - low)
+    return points[-1][1]
+
+
+def bias(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    """Whether long answers were censored, by what the policy says of itself and by what is measured."""
+    names = ("length_ks", "ks_allowance", "length_ratio", "p99_ratio", "censors")
+    found: dict[str, Any] = {name: row.get(f"bias/{name}") for name in names}
+    masked = [r["masked/by_position"] for r in rows if r.get("masked/by_position")]
+    found["masked_by_position"] = [sum(part) / len(masked) for part in zip(*masked, strict=True)] if masked else None
+    return found | {"says": list(_bias_words(found))}
+
+
+def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
+    if found["censors"]:
+        yield "The scheduling policy censors, by its own account: what is trained on depends on how long answers are."
+    ks, allowed = found["length_ks"], found["ks_allowance"]
+    if ks is not None and allowed is not None:
+        more = "more than" if ks > allowed else "within"
+        yield (
+            f"Lengths trained on against lengths generated: KS distance {ks:.3f}, {more} what chance explains "
+            f"({allowed:.3f})."
+        )
+    if found["p99_ratio"] is not None and found["p99_ratio"] < 0.8:
+        yield f"The longest 1 % of answers are trained on at {found['p99_ratio']:.2f} of their share: censored."
+    positions = found["masked_by_position"]
+    if positions and max(positions) > 0:
+        yield (f"Masked tokens: {positions[0]:.0%} of the first tenth of the answers, {positions[-1]:.0%} of the last.")
+
+
+def dropped(rows: Sequence[Row], before: Row, finals: Iterable[RolloutRow]) -> dict[str, Any]:
+    """Rollouts given up in these steps, by reason, with the errors that were most frequent."""
+    found = {}
+    for kind, prefix in (("rollouts", "dropped/"), ("tokens", "tokens/dropped/")):
+        counts = {
+            name.removeprefix(prefix): value - before.get(name, 0)
+            for name, value in rows[-1].items()
+            if name.startswith(prefix)
+        }
+        found[kind] = {reason: count for reason, count in counts.items() if count}
+    errors = Counter(row.error for row in finals if row.error)
+    shares = {name: mean(rows, f"waste/{name}") for name in ("share", "dropped_share", "masked_share")}
+    return found | {
+        "errors": errors.most_common(3),
+        "waste": shares,
+        "says": list(_dropped_words(found, errors, shares)),
+    }
+
+
+def _dropped_words(found: Row, errors: Counter[str], waste: Mapping[str, float | None]) -> Iterable[str]:
+    if found["rollouts"]:
+        parts = ", ".join(f"{count:,} {reason}" for reason, count in found["rollouts"].items())
+        yield f"Rollouts given up: {parts} ({sum(found['tokens'].values()):,} tokens)."
+    for error, count in errors.most_common(3):
+        yield f"{count:,} failed with: {error}"
+    if waste["share"]:
+        yield (
+            f"{waste['share']:.0%} of the tokens were generated and not trained on ({waste['dropped_share'] or 0:.0%} "
+            f"dropped, {waste['masked_share'] or 0:.0%} masked)."
+        )
+
+
+def staleness(rows: Sequence[Row]) -> dict[str, Any]:
+    """How old trained tokens were, in versions."""
+    counts: Counter[int] = Counter()
+    for row in rows:
+        counts.update(dict(enumerate(row.get("staleness/histogram") or ())))
+    histogram = [counts[age] for age in range(max(counts, default=-1) + 1)]
+    oldest = max((row["staleness/max"] for row in rows if row.get("staleness/max") is not None), default=None)
+    found: dict[str, Any] = {"max": oldest, "mean": mean(rows, "staleness/mean"), "histogram": histogram}
+    if oldest is None:
+        return found | {"says": []}
+    if oldest == 0:
+        return found | {"says": ["Every trained token was made by the weights it was trained at (strictly on-policy)."]}
+    whole = sum(histogram)
+    fresh = f", {histogram[0] / whole:.0%} of them 0" if whole else ""
+    return found | {
+        "says": [f"Trained tokens were up to {oldest} versions old, {found['mean'] or 0:.2f} on average{fresh}."]
+    }

@@ -1,0 +1,94 @@
+"""An explanation as text for people: short sections, one table, the lines to write last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+LISTED = 3
+"""Last rollouts that are listed of a step."""
+
+SHOWN_SHARE = 5e-4
+"""Causes with a smaller share of the engine-seconds are in the data only."""
+
+
+def to_text(explanation: Mapping[str, Any]) -> str:
+    """The whole explanation; ends in a newline."""
+    parts = [
+        _title(explanation),
+        *_held_up(explanation["held_up"]),
+        _engine_seconds(explanation["engine_seconds"]),
+        _section("The least it could have taken", explanation["bound"]),
+        _section("Length bias", explanation["bias"]),
+        _section("Not trained on", explanation["dropped"]),
+        _section("Staleness", explanation["staleness"]),
+        _replays(explanation["replays"]),
+        _advice(explanation["advice"], explanation["engine_seconds"]["total_s"]),
+        _missing(explanation["missing"]),
+    ]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
+
+
+def _title(explanation: Mapping[str, Any]) -> Iterator[str]:
+    steps, seconds = explanation["steps"], explanation["seconds"]
+    shown = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    took = "" if seconds is None else f", {seconds:,.1f} s"
+    yield f"{explanation['run']}: {shown}{took}, scheduler {explanation['scheduler'].get('type', 'unknown')}"
+
+
+def _held_up(steps: Sequence[Mapping[str, Any]]) -> Iterator[Iterator[str]]:
+    for step in steps:
+        yield _step(step)
+
+
+def _step(step: Mapping[str, Any]) -> Iterator[str]:
+    if not step["says"]:
+        return
+    yield f"What held up step {step['step']}"
+    yield from (f"  {sentence}" for sentence in step["says"])
+    for last in step["last"][1:LISTED]:
+        at = "" if last["at_s"] is None else f" at {last['at_s']:,.2f} s"
+        times = f" ({last['times_median']:.1f} x median)" if last["times_median"] else ""
+        yield f"  before it: {last['rollout']}{at}, {last['tokens']:,} tokens{times}"
+
+
+def _engine_seconds(section: Mapping[str, Any]) -> Iterator[str]:
+    if not section["causes"]:
+        return
+    yield "Where the engine-seconds went"
+    yield from (f"  {sentence}" for sentence in section["says"])
+    for entry in section["causes"]:
+        if entry["share"] < SHOWN_SHARE:
+            continue
+        yield f"  {entry['cause']:<8} {entry['share']:>6.1%} {entry['seconds']:>14,.2f} s   {entry['meaning']}"
+    yield f"  {'total':<8} {'':>6} {section['total_s']:>14,.2f} s"
+
+
+def _section(title: str, section: Mapping[str, Any]) -> Iterator[str]:
+    if section["says"]:
+        yield title
+        yield from (f"  {sentence}" for sentence in section["says"])
+
+
+def _replays(replays: Mapping[str, Mapping[str, float]] | None) -> Iterator[str]:
+    if not replays:
+        return
+    yield "What other schedules would have made of these rollouts"
+    width = max(len(name) for name in replays)
+    for name, figures in replays.items():
+        yield f"  {name:<{width}}  " + "  ".join(f"{figure} {value:,.4g}" for figure, value in figures.items())
+
+
+def _advice(advice: Sequence[Mapping[str, Any]], has_causes: object) -> Iterator[str]:
+    yield "What to change"
+    if not advice:
+        yield "  Nothing that the rules know of." if has_causes else "  The record says too little to tell."
+    for number, entry in enumerate(advice, start=1):
+        yield f"  {number}. {entry['why']}. In run.toml:"
+        yield from (f"       {line}" for line in entry["lines"])
+        yield f"     Price: {entry['price']}."
+
+
+def _missing(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield f"Not in this record (an older version wrote it, or there was nothing to measure): {', '.join(names)}"

@@ -1,0 +1,148 @@
+"""When each step's rollouts finished, and which turns were waited for: the events of a run, in one pass.
+
+Owns no more of them than the steps that are asked for. A step's time runs from the publish before it to its close; what
+had finished earlier counts as finished at its beginning.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from gruppetto.record.explain.read import Event
+
+TAIL = 0.95
+"""Share of a step's rollouts after which the tail begins."""
+
+KEPT = 5
+"""Last finishers, and longest turns of the environment, that are kept of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A rollout that a step trained on: seconds after the step's beginning, and model tokens."""
+
+    rollout: str
+    at_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call of the environment: the rollout's n-th, and how long it took."""
+
+    rollout: str
+    turn: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """One step: its length until the close, when 95 % were finished, who came last, the longest turns."""
+
+    step: int
+    generate_s: float
+    rollouts: int
+    median_tokens: int
+    most_done_s: float
+    last: tuple[Finish, ...]
+    turns: tuple[Turn, ...]
+
+    @property
+    def tail_s(self) -> float:
+        """Seconds from where 95 % were finished to the last one."""
+        return max(0.0, self.last[0].at_s - self.most_done_s) if self.last else 0.0
+
+
+class _Reader:
+    """Goes through the events once."""
+
+    def __init__(self, steps: Collection[int] | None) -> None:
+        self._wanted = steps
+        self._finished: dict[int, list[Event]] = defaultdict(list)
+        self._committed: list[int] = []
+        self._turns: dict[str, int] = defaultdict(int)
+        self._waiting: dict[str, float] = {}
+        self._longest: dict[int, list[tuple[float, str, int]]] = defaultdict(list)
+        self._begin = 0.0
+
+    def take(self, event: Event) -> StepTimeline | None:
+        """Books one event; returns the step that it closes."""
+        match event.kind:
+            case "finish" if event.group is not None and event.rollout is not None:
+                self._answered(event)
+                self._finished[event.group].append(event)
+            case "wait" if event.rollout is not None:
+                self._waiting[event.rollout] = event.t
+                self._turns[event.rollout] += 1
+            case "observe":
+                self._answered(event)
+            case "drop" if event.rollout is None and event.group is not None:
+                self._forget(event.group)
+            case "commit":
+                self._committed += _ids(event)
+            case "publish_end":
+                self._begin = event.t
+            case "close":
+                return self._close(event)
+        return None
+
+    def _answered(self, event: Event) -> None:
+        """A turn of the environment has ended."""
+        began = self._waiting.pop(event.rollout or "", None)
+        if began is None or event.rollout is None or event.group is None:
+            return
+        turn = (event.seconds or event.t - began, event.rollout, self._turns[event.rollout])
+        longest = self._longest[event.group]
+        (heapq.heappush if len(longest) < KEPT else heapq.heappushpop)(longest, turn)
+
+    def _close(self, event: Event) -> StepTimeline | None:
+        step = (event.version or 0) + 1
+        groups = dict.fromkeys([*self._committed, *_ids(event)])
+        self._committed = []
+        finished = [finish for group in groups for finish in self._finished.get(group, ())]
+        turns = [turn for group in groups for turn in self._longest.get(group, ())]
+        for group in groups:
+            self._forget(group)
+        if self._wanted is not None and step not in self._wanted:
+            return None
+        return _summary(step, self._begin, event.t, finished, turns)
+
+    def _forget(self, group: int) -> None:
+        for finish in self._finished.pop(group, ()):
+            self._turns.pop(finish.rollout or "", None)
+        self._longest.pop(group, None)
+
+
+def _ids(event: Event) -> list[int]:
+    return event.groups if isinstance(event.groups, list) else []
+
+
+def _summary(
+    step: int, begin: float, end: float, finished: list[Event], turns: list[tuple[float, str, int]]
+) -> StepTimeline:
+    finished.sort(key=lambda event: event.t)
+    tokens = sorted(event.tokens or 0 for event in finished)
+    most = finished[ceil(TAIL * len(finished)) - 1].t if finished else begin
+    return StepTimeline(
+        step=step,
+        generate_s=end - begin,
+        rollouts=len(finished),
+        median_tokens=tokens[(len(tokens) - 1) // 2] if tokens else 0,
+        most_done_s=max(0.0, most - begin),
+        last=tuple(
+            Finish(event.rollout or "", max(0.0, event.t - begin), event.tokens or 0)
+            for event in reversed(finished[-KEPT:])
+        ),
+        turns=tuple(Turn(rollout, turn, seconds) for seconds, rollout, turn in heapq.nlargest(KEPT, turns)),
+    )
+
+
+def timelines(events: Iterable[Event], steps: Collection[int] | None = None) -> dict[int, StepTimeline]:
+    """Step: its timeline. A step that was closed again after a kill has the later one."""
+    reader = _Reader(steps)
+    found = (reader.take(event) for event in events)
+    return {timeline.step: timeline for timeline in found if timeline is not None}

@@ -1,0 +1,370 @@
+"""Explain: what a run folder says is found, in words and as data; what it lacks is said; bad input is refused."""
+
+import json
+import tomllib
+
+import pytest
+
+from gruppetto.cli.main import main
+from gruppetto.config.schema import Config
+from gruppetto.errors import UserError
+from gruppetto.presets import build_policy
+from gruppetto.record.explain import explain, sections, to_text
+from gruppetto.record.explain.advice import Measured, advise
+from gruppetto.record.explain.read import Event
+from gruppetto.record.explain.timeline import timelines
+from gruppetto.scheduler.meter import CAUSES
+
+ENGINE_S = dict.fromkeys(CAUSES, 0.0) | {"decode": 30.0, "prefill": 2.0, "tail": 60.0, "sync": 8.0}
+
+
+def metrics(step, makespan_s=40.0, **fields):
+    row = {
+        "step": step,
+        "time/step_s": makespan_s + 5,
+        "schedule/makespan_s": makespan_s,
+        "schedule/bound_s": 32.0,
+        "schedule/critical_path_s": 32.0,
+        "schedule/area_s": 8.0,
+        "schedule/rho": 4.0,
+        "schedule/icc": 0.7,
+        "staleness/max": 0,
+        "staleness/mean": 0.0,
+        "staleness/histogram": [100],
+        "bias/length_ks": 0.0,
+        "bias/ks_allowance": 0.1,
+        "bias/length_ratio": 1.0,
+        "bias/p99_ratio": 1.0,
+        "bias/censors": False,
+        "waste/share": 0.0,
+        "waste/dropped_share": 0.0,
+        "waste/masked_share": 0.0,
+        "masked/by_position": [0.0] * 10,
+        "dropped/failed": 0,
+        "tokens/dropped/failed": 0,
+        "engine_s/total": 100.0,
+    }
+    return row | {f"engine_s/{cause}": s for cause, s in ENGINE_S.items()} | fields
+
+
+def events(step, begin, lengths, rate=10.0):
+    """One group a step; a member's tokens come at `rate`."""
+    lines = [{"t": begin, "kind": "launch", "group": step, "version": step - 1}]
+    for member, tokens in enumerate(lengths):
+        name = {"rollout": f"g{step}.{member}", "group": step, "tokens": tokens}
+        lines.append({"t": begin + tokens / rate, "kind": "finish", "reason": "stop", **name})
+    end = begin + max(lengths) / rate
+    lines.sort(key=lambda line: line["t"])
+    lines += [
+        {"t": end, "kind": "close", "groups": [step], "version": step - 1},
+        {"t": end, "kind": "train_begin", "step": step, "groups": 1},
+        {"t": end + 4, "kind": "train_end", "step": step},
+        {"t": end + 5, "kind": "publish_end", "version": step},
+    ]
+    return lines
+
+
+def rollout_rows(step, lengths, **fields):
+    rows = [{"rollout": f"g{step}.{m}", "group": step, "fate": "trained", "tokens": n} for m, n in enumerate(lengths)]
+    return [row | {"finish": "stop", "generate_s": row["tokens"] / 10, "prompt": "p"} | fields for row in rows]
+
+
+LENGTHS = {1: [10] * 19 + [300], 2: [12] * 19 + [400], 3: [10] * 20}
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three steps; the second is the longest."""
+    folder = tmp_path / "demo"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.resolved.json").write_text(json.dumps({"scheduler": {"type": "sync"}, "rollout": {}}))
+    lines(folder / "metrics.jsonl", [metrics(1, 30.0), metrics(2, 40.0), metrics(3, 1.0)])
+    timed, begin = [], 0.0
+    for step, lengths in LENGTHS.items():
+        timed += events(step, begin, lengths)
+        begin = timed[-1]["t"]
+        lines(folder / "rollouts" / f"step_{step:06d}.jsonl", rollout_rows(step, lengths))
+    lines(folder / "events.jsonl", timed)
+    return folder
+
+
+def test_the_rollout_that_held_a_step_up(run):
+    found = explain(run, step=2)
+    (step,) = found["held_up"]
+    assert (step["generate_s"], step["rollouts"], step["median_tokens"]) == (40.0, 20, 12)
+    assert (step["most_done_s"], step["tail_s"]) == (pytest.approx(1.2), pytest.approx(38.8))
+    assert step["last"][0] == {
+        "rollout": "g2.19",
+        "at_s": 40.0,
+        "tokens": 400,
+        "times_median": pytest.approx(33.3, abs=0.1),
+        "generate_s": 40.0,
+        "tool_s": 0.0,
+        "turns": 0,
+        "parks": 0,
+        "finish": "stop",
+    }
+    text = to_text(found)
+    assert "step 2, 45.0 s, scheduler sync" in text
+    assert "the last 5 % took another 38.80 s, 97% of the step's 40.00 s." in text
+    assert "The last was g2.19 with 400 tokens, 33.3 times the median." in text
+
+
+def test_a_whole_run_names_its_longest_steps_and_adds_up(run):
+    found = explain(run)
+    assert [step["step"] for step in found["held_up"]] == [2, 1, 3]
+    assert found["engine_seconds"]["total_s"] == 300.0
+    assert [(c["cause"], c["seconds"], c["share"]) for c in found["engine_seconds"]["causes"]] == [
+        ("tail", 180.0, 0.6),
+        ("decode", 90.0, 0.3),
+        ("sync", 24.0, 0.08),
+        ("prefill", 6.0, 0.02),
+    ]
+    assert (found["bound"]["makespan_s"], found["bound"]["bound_s"], found["bound"]["rho"]) == (71.0, 96.0, 4.0)
+    assert found["missing"] == []
+    text = to_text(found)
+    assert "32% of 300.0 engine-seconds went into making tokens." in text
+    assert "tail      60.0%         180.00 s   empty slots while the last rollouts ran" in text
+    assert "rho is 4.0: the slowest rollout alone takes that many times" in text
+    assert "strictly on-policy" in text
+    assert '       type = "layered"' in text
+
+
+def test_every_cause_of_the_meter_has_a_meaning():
+    assert set(sections.MEANING) == set(CAUSES)
+
+
+def test_command_prints_text_and_the_same_as_json(run, capsys, tmp_path):
+    assert main(["explain", str(run), "--json", "-"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads(json.dumps(explain(run)))
+    assert main(["explain", str(run), "--step", "1", "--json", str(tmp_path / "x.json")]) == 0
+    assert capsys.readouterr().out == to_text(explain(run, 1))
+    assert json.loads((tmp_path / "x.json").read_text())["steps"] == [1]
+
+
+def test_replays_are_passed_through(run):
+    found = explain(run, replays={"layered": {"step_s": 12.5}, "sync": {"step_s": 45.0}})
+    assert found["replays"]["layered"] == {"step_s": 12.5}
+    assert "  layered  step_s 12.5\n  sync     step_s 45" in to_text(found)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys, *argv):
+    assert main(["explain", *map(str, argv)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_what_is_no_run_is_refused_in_one_line(run, tmp_path, capsys):
+    assert "nowhere does not exist; write the folder of a run" in refused(capsys, tmp_path / "nowhere")
+    assert "is no run folder (it has no config.resolved.json)" in refused(capsys, tmp_path)
+    assert "is no run folder" in refused(capsys, run / "metrics.jsonl")
+    assert "step 9 is not in" in refused(capsys, run, "--step", 9)
+    assert "it has steps 1 to 3; write --step 3" in refused(capsys, run, "--step", 0)
+    assert "cannot be written: Is a directory; write another path" in refused(capsys, run, "--json", tmp_path)
+    (run / "config.resolved.json").write_text("{")
+    assert "config.resolved.json is not JSON" in refused(capsys, run)
+    (run / "metrics.jsonl").write_text("")
+    assert "has no finished step yet" in refused(capsys, run)
+
+
+def test_a_half_written_last_line_is_passed_over(run):
+    before = explain(run)
+    for name in ("metrics.jsonl", "events.jsonl", "rollouts/step_000002.jsonl"):
+        whole = (run / name).read_bytes()
+        for cut in (b'{"step": 4, "time', b"{", b'{"t": 1.5'):
+            (run / name).write_bytes(whole + cut)
+            assert explain(run) == before
+        (run / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "rollouts/step_000002.jsonl"])
+def test_a_damaged_line_is_refused_with_its_place(run, name):
+    whole = (run / name).read_bytes().splitlines(keepends=True)
+    (run / name).write_bytes(b"".join([whole[0], b"\x00garbage\n", *whole[1:]]))
+    with pytest.raises(UserError, match=f"{name} line 2 cannot be read.*damaged"):
+        explain(run)
+
+
+def test_an_older_record_says_what_it_lacks(run, tmp_path):
+    old = {
+        "step": 1,
+        "time/step_s": 9.0,
+        "time/wait_for_batch_s": 8.0,
+        "schedule/decode_steps": 150,
+        "schedule/bound_steps": 100,
+        "staleness/max": 2,
+        "staleness/mean": 0.5,
+        "dropped/stale": 3,
+        "tokens/dropped/stale": 60,
+    }
+    lines(run / "metrics.jsonl", [old])
+    found = explain(run)
+    assert "engine_s/total" in found["missing"]
+    text = to_text(found)
+    assert "150 decode steps, +50% over the least that any schedule needs." in text
+    assert "Trained tokens were up to 2 versions old, 0.50 on average." in text
+    assert "Rollouts given up: 3 stale (60 tokens)." in text
+    assert "The record says too little to tell." in text
+    assert "Not in this record" in text
+
+
+def test_without_events_the_rollouts_say_who_was_slow_and_without_both_nobody(run):
+    (run / "events.jsonl").unlink()
+    (step,) = explain(run, 2)["held_up"]
+    assert step["last"][0]["rollout"] == "g2.19"
+    (run / "rollouts" / "step_000002.jsonl").unlink()
+    (step,) = explain(run, 2)["held_up"]
+    assert (step["last"], step["says"]) == ([], [])
+    assert to_text(explain(run, 2))
+
+
+def test_failures_and_waste_are_named(run):
+    rows = [metrics(1), metrics(2, **{"dropped/failed": 4, "tokens/dropped/failed": 40, "waste/share": 0.3})]
+    lines(run / "metrics.jsonl", rows)
+    failed = rollout_rows(2, [10, 12, 9], fate="dropped:failed", error="verifier took over 10 s", finish=None)
+    lines(run / "rollouts" / "step_000002.jsonl", failed)
+    text = to_text(explain(run, 2))
+    assert "Rollouts given up: 4 failed (40 tokens)." in text
+    assert "3 failed with: verifier took over 10 s" in text
+    assert "30% of the tokens were generated and not trained on" in text
+    assert "failed" not in to_text(explain(run, 1))
+
+
+def test_censoring_is_named_as_such(run):
+    found = metrics(1, **{"bias/censors": True, "bias/length_ks": 0.3, "bias/p99_ratio": 0.1})
+    masked = {"masked/by_position": [0.5] * 5 + [0.0] * 5}
+    lines(run / "metrics.jsonl", [found | masked])
+    (run / "config.resolved.json").write_text(json.dumps({"scheduler": {"type": "partial", "over_age": "drop"}}))
+    text = to_text(explain(run))
+    assert "censors, by its own account" in text
+    assert "KS distance 0.300, more than what chance explains (0.100)." in text
+    assert "trained on at 0.10 of their share: censored." in text
+    assert "Masked tokens: 50% of the first tenth of the answers, 0% of the last." in text
+    assert "1. the longest 1 % of answers are trained on at 0.10 of their share" in text
+
+
+# -- the timeline -----------------------------------------------------------------------------------------------------
+
+
+def event(t, kind, rollout=None, **fields):
+    group = int(rollout[1:].split(".")[0]) if rollout else fields.pop("group", None)
+    return Event(t=t, kind=kind, rollout=rollout, group=group, **fields)
+
+
+def test_turns_parts_and_steps_that_overlap():
+    found = timelines(
+        [
+            event(1, "wait", "g0.0"),
+            event(4, "observe", "g0.0", seconds=3.0),
+            event(5, "finish", "g1.0", tokens=7),
+            event(6, "wait", "g0.0"),
+            event(7, "commit", groups=[0]),
+            event(16, "finish", "g0.0", tokens=9),
+            event(20, "close", groups=[1], version=0),
+            event(25, "publish_end", version=1),
+            event(26, "finish", "g3.0", tokens=1),
+            event(27, "drop", group=3),
+            event(30, "finish", "g2.0", tokens=5),
+            event(30, "close", groups=[2, 3], version=1),
+        ]
+    )
+    assert [(f.rollout, f.at_s, f.tokens) for f in found[1].last] == [("g0.0", 16, 9), ("g1.0", 5, 7)]
+    assert [(t.rollout, t.turn, t.seconds) for t in found[1].turns] == [("g0.0", 2, 10), ("g0.0", 1, 3.0)]
+    assert [(f.rollout, f.at_s) for f in found[2].last] == [("g2.0", 5)]
+    assert (found[2].generate_s, found[2].rollouts) == (5, 1)
+
+
+def test_what_finished_before_a_step_began_finished_at_its_beginning():
+    early = [event(1, "finish", "g0.0", tokens=4), event(3, "publish_end", version=1)]
+    found = timelines([*early, event(8, "close", groups=[0], version=1)], {2})
+    assert (found[2].last[0].at_s, found[2].tail_s, found[2].most_done_s) == (0.0, 0.0, 0.0)
+    assert timelines([*early, event(8, "close", groups=[0], version=1)], {5}) == {}
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+TAIL = {"tail": 0.5}
+
+
+def layered(**fields):
+    return {"scheduler": {"type": "layered", **fields}}
+
+
+@pytest.mark.parametrize(
+    ("measured", "config", "expected"),
+    [
+        (Measured(rho=41, icc=0.05, shares=TAIL), {}, {"max_staleness": 1, "over_age": "mask", "depth": 2}),
+        (Measured(rho=15, icc=0.86, shares=TAIL), {}, {"defer_steps": 10}),
+        (Measured(rho=0.5, icc=0.05, excess=0.3, shares=TAIL), {}, {"max_staleness": 1, "over_age": "wait"}),
+        (Measured(rho=0.5, icc=0.9, excess=0.3, shares=TAIL), {}, {"type": "layered", "max_staleness": 0}),
+        (
+            Measured(rho=15, icc=0.5, shares=TAIL),
+            layered(max_staleness=1, over_age="wait"),
+            {"over_age": "mask", "depth": 1.5},
+        ),
+        (
+            Measured(rho=0.4, masked=0.2, excess=0.3, shares=TAIL),
+            layered(max_staleness=1, over_age="mask"),
+            {"over_age": "wait", "depth": 1.25},
+        ),
+        (Measured(p99_ratio=0.1), layered(over_age="drop", max_staleness=1), {"over_age": "mask"}),
+        (Measured(p99_ratio=0.1), {"scheduler": {"type": "tail_batch"}}, {"type": "layered", "over_age": "mask"}),
+        (Measured(p99_ratio=0.1, failed=9), {"rollout": {"timeout_s": 60.0}}, {"timeout_s": 120}),
+        (Measured(shares={"reward": 0.2}), {"reward": {"processes": 3}}, {"processes": 6}),
+        (Measured(shares={"tool": 0.2}), {}, {"kv": "hold", "max_staleness": 1}),
+        (Measured(shares={"queue": 0.2}), {"engine": {"admit_batch": 4}}, {"admit_batch": 1}),
+        (Measured(shares={"kv_full": 0.2}), {}, {"kv": "hold"}),
+        (Measured(shares={"trainer": 0.3}), {}, {"stream": True}),
+        (Measured(shares={"sync": 0.1}), {"rollout": {"prompts_per_step": 8}}, {"prompts_per_step": 16}),
+    ],
+)
+def test_the_rules_and_the_lines_they_write(measured, config, expected):
+    advice = advise(measured, config)
+    tables = tomllib.loads("\n".join(advice[0].lines))
+    (table,) = tables.values()
+    assert expected.items() <= table.items()
+    for entry in advice:
+        assert entry.why
+        assert entry.price
+        lines = tomllib.loads("\n".join(entry.lines))
+        merged = {name: config.get(name, {}) | settings for name, settings in lines.items()}
+        build_policy(Config.model_validate(merged))
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        Measured(),
+        Measured(rho=41, shares={"tail": 0.01}),
+        Measured(rho=0.3, excess=0.01, shares=TAIL),
+        Measured(p99_ratio=0.95),
+    ],
+)
+def test_nothing_is_suggested_where_nothing_is_lost(measured):
+    assert advise(measured, {}) == []
+
+
+def test_no_suggestion_censors():
+    causes = [{cause: 0.4} for cause in CAUSES]
+    configs = [{}, layered(max_staleness=1, over_age="drop"), {"scheduler": {"type": "tail_batch"}}]
+    for shares in causes:
+        for config in configs:
+            for rho in (None, 0.1, 1.0, 3.0, 40.0):
+                for p99 in (None, 0.2):
+                    for entry in advise(Measured(rho=rho, icc=0.5, p99_ratio=p99, failed=2, shares=shares), config):
+                        assert not {'over_age = "drop"', 'type = "tail_batch"'} & set(entry.lines)
+
+
+def test_the_study_table_between_its_points():
+    assert sections.fifo_excess(0.65) == 0.38
+    assert sections.fifo_excess(0.04) == pytest.approx(0.025)
+    assert 0.10 < sections.fifo_excess(0.2) < 0.19
+    assert sections.fifo_excess(99) == 0.03
