@@ -241,8 +241,9 @@ def _bound_metrics(
         "schedule/excess_s": makespan_s - found.bound_s,
         "perf/critical_rollout": found.slowest,
         "perf/excess": makespan_s / found.bound_s - 1 if found.bound_s else None,
-        "perf/rho": found.rho,
     }
+    if getattr(rates, "base_s", 1.0) > 0:  # else one batch size was seen, and nobody knows how fast a rollout is alone
+        metrics["perf/rho"] = found.rho
     error = getattr(rates, "error", None)
     if error is not None:
         metrics["perf/rates_error"] = error

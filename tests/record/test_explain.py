@@ -26,7 +26,8 @@ def metrics(step, makespan_s=40.0, **fields):
         "schedule/bound_s": 32.0,
         "schedule/critical_path_s": 32.0,
         "schedule/area_s": 8.0,
-        "schedule/rho": 4.0,
+        "schedule/rho": 3.0,
+        "perf/rho": 4.0,
         "schedule/icc": 0.7,
         "staleness/max": 0,
         "staleness/mean": 0.0,
@@ -132,6 +133,11 @@ def test_a_whole_run_names_its_longest_steps_and_adds_up(run):
     assert "rho is 4.0: the slowest rollout alone takes that many times" in text
     assert "strictly on-policy" in text
     assert '       type = "layered"' in text
+
+
+def test_rho_is_in_decode_steps_where_seconds_do_not_tell(run):
+    lines(run / "metrics.jsonl", [metrics(1, **{"perf/rho": None}), metrics(2, **{"perf/rho": None})])
+    assert explain(run)["bound"]["rho"] == 3.0
 
 
 def test_every_cause_of_the_meter_has_a_meaning():
@@ -248,7 +254,7 @@ def test_censoring_is_named_as_such(run):
     assert "KS distance 0.300, more than what chance explains (0.100)." in text
     assert "trained on at 0.10 of their share: censored." in text
     assert "Masked tokens: 50% of the first tenth of the answers, 0% of the last." in text
-    assert "1. the longest 1 % of answers are trained on at 0.10 of their share" in text
+    assert "1. The longest 1 % of answers are trained on at 0.10 of their share" in text
 
 
 # -- the timeline -----------------------------------------------------------------------------------------------------
@@ -337,6 +343,12 @@ def test_the_rules_and_the_lines_they_write(measured, config, expected):
         lines = tomllib.loads("\n".join(entry.lines))
         merged = {name: config.get(name, {}) | settings for name, settings in lines.items()}
         build_policy(Config.model_validate(merged))
+
+
+def test_the_largest_loss_comes_first():
+    measured = Measured(rho=41, p99_ratio=0.1, failed=1, shares={"tail": 0.3, "trainer": 0.4, "reward": 0.1})
+    weights = [entry.weight for entry in advise(measured, {})]
+    assert weights == sorted(weights, reverse=True) == [2.0, 0.4, 0.3, 0.3, 0.1]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,12 @@ def test_rates_are_fitted_where_none_are_given():
     assert found["engine/batch_s"] == [[1, 22.5], [4, 15.0]]
 
 
+def test_one_batch_size_does_not_tell_how_fast_a_rollout_is_alone():
+    found = metrics_of(facts_of([group_of(0, [(5, 40)], [(5, 10)])], work=work({4: 10})))
+    assert found["schedule/bound_s"] == pytest.approx(50 * 50 / 40 + 3 * 0.05)
+    assert "perf/rho" not in found
+
+
 def test_engine_seconds_add_up():
     found = metrics_of(facts_of([group_of(0, OLD, OLD)]))
     assert sum(found[f"engine_s/{cause}"] for cause in CAUSES) == found["engine_s/total"] == 100.0

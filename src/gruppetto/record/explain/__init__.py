@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gruppetto.record.explain import sections
 from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
-from gruppetto.record.explain.read import RolloutRow, RunRecord, lacking, read_run
+from gruppetto.record.explain.read import RunRecord, lacking, read_run
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
 
@@ -64,7 +64,7 @@ def explain(
         "staleness": sections.staleness(rows),
         "replays": {name: dict(figures) for name, figures in replays.items()} if replays else None,
     }
-    measured = _measured(explanation, [r for some in finals.values() for r in some])
+    measured = _measured(explanation)
     explanation["advice"] = [
         {"why": advice.why, "lines": list(advice.lines), "price": advice.price}
         for advice in advise(measured, record.config)
@@ -78,8 +78,7 @@ def _length(row: Mapping[str, Any]) -> float:
     return float(seconds)
 
 
-def _measured(explanation: Mapping[str, Any], finals: Sequence[RolloutRow]) -> Measured:
-    ends = [row for row in finals if row.finish]
+def _measured(explanation: Mapping[str, Any]) -> Measured:
     return Measured(
         rho=explanation["bound"]["rho"],
         icc=explanation["bound"]["icc"],
@@ -87,7 +86,6 @@ def _measured(explanation: Mapping[str, Any], finals: Sequence[RolloutRow]) -> M
         masked=explanation["dropped"]["waste"]["masked_share"] or 0.0,
         p99_ratio=explanation["bias"]["p99_ratio"],
         failed=explanation["dropped"]["rollouts"].get("failed", 0),
-        cut_share=sum(row.finish != "stop" for row in ends) / len(ends) if ends else 0.0,
         shares={entry["cause"]: entry["share"] for entry in explanation["engine_seconds"]["causes"]},
     )
 

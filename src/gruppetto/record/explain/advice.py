@@ -8,7 +8,7 @@ Source: our scheduling study, sections 3 to 6.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -22,7 +22,6 @@ class Measured:
     masked: float = 0.0
     p99_ratio: float | None = None
     failed: int = 0
-    cut_share: float = 0.0
     shares: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, cause: str) -> float:
@@ -36,11 +35,18 @@ class Advice:
     why: str
     lines: tuple[str, ...]
     price: str
+    weight: float = 0.0
+    """Share of the engine-seconds that it is about; above 1 for what makes the run something else than it claims."""
 
 
 def advise(measured: Measured, config: Mapping[str, Any]) -> list[Advice]:
     """The changes that the rules suggest, the weightiest first; empty where nothing is worth changing."""
-    return [*_bias(measured, config), *_tail(measured, config), *_other_causes(measured, config)]
+    found = [
+        *(replace(advice, weight=2.0) for advice in _bias(measured, config)),
+        *(replace(advice, weight=measured.share("tail")) for advice in _tail(measured, config)),
+        *_other_causes(measured, config),
+    ]
+    return sorted(found, key=lambda advice: -advice.weight)
 
 
 def _lines(table: str, **settings: object) -> tuple[str, ...]:
@@ -155,24 +161,28 @@ def _other_causes(measured: Measured, config: Mapping[str, Any]) -> Iterator[Adv
                 "scheduler", type="layered", kv="hold", max_staleness=max(1, staleness_allowed(config) or 0), depth=1.25
             ),
             price="other rollouts use the slots; some tokens are one version old",
+            weight=share("tool"),
         )
     if share("reward") >= 0.05:
         yield Advice(
             why=f"{share('reward'):.0%} of the engine-seconds: nothing ran, the last rewards were awaited",
             lines=_lines("reward", processes=max(2, 2 * int(reward.get("processes", 1)))),
             price="more CPU for verifiers",
+            weight=share("reward"),
         )
     if share("queue") >= 0.05 and int(engine.get("admit_batch", 1)) > 1:
         yield Advice(
             why=f"{share('queue'):.0%} of the engine-seconds: something was there and the engine was not decoding it",
             lines=_lines("engine", admit_batch=1),
             price="more, smaller prefills",
+            weight=share("queue"),
         )
     if share("kv_full") >= 0.1:
         yield Advice(
             why=f"{share('kv_full'):.0%} of the engine-seconds: slots were free and KV was not",
             lines=_lines("scheduler", kv="hold"),
             price="new rollouts start later, so that those that have begun keep their KV",
+            weight=share("kv_full"),
         )
     yield from _trainer(measured, config)
 
@@ -184,6 +194,7 @@ def _trainer(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
             why=f"{measured.share('trainer'):.0%} of the engine-seconds: the engines waited for the trainer",
             lines=_lines("scheduler", type="layered", stream=True),
             price="none: gradients of finished groups are summed while the tail runs, one optimizer step at the end",
+            weight=measured.share("trainer"),
         )
     between = measured.share("sync") + measured.share("switch")
     if between >= 0.1:
@@ -193,6 +204,7 @@ def _trainer(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
             why=f"{between:.0%} of the engine-seconds: weights on their way{memory}",
             lines=_lines("rollout", prompts_per_step=2 * groups),
             price="another batch size: half as many optimizer steps for the same rollouts",
+            weight=between,
         )
 
 

@@ -148,9 +148,9 @@ def _who(last: Mapping[str, Any]) -> str:
 def bound(rows: Sequence[Row], allowed: int | None) -> dict[str, Any]:
     """Makespan against the least it could have been, and whether a scheduling policy could win."""
     sums = {name: total(rows, f"schedule/{name}_s") for name in ("makespan", "bound", "critical_path", "area")}
-    rho = sums["critical_path"] / sums["area"] if sums["critical_path"] and sums["area"] else None
-    if rho is None:
-        rho = mean(rows, "perf/rho") or mean(rows, "schedule/rho")
+    known = [row for row in rows if row.get("perf/rho") is not None]
+    critical, area = total(known, "schedule/critical_path_s"), total(known, "schedule/area_s")
+    rho = critical / area if critical and area else mean(rows, "schedule/rho")
     bounded = [row for row in rows if row.get("schedule/bound_s") is not None]
     makespan = total(bounded, "schedule/makespan_s")
     excess = makespan / sums["bound"] - 1 if makespan and sums["bound"] else None
@@ -297,6 +297,5 @@ def staleness(rows: Sequence[Row]) -> dict[str, Any]:
         return found | {"says": ["Every trained token was made by the weights it was trained at (strictly on-policy)."]}
     whole = sum(histogram)
     fresh = f", {histogram[0] / whole:.0%} of them 0" if whole else ""
-    return found | {
-        "says": [f"Trained tokens were up to {oldest} versions old, {found['mean'] or 0:.2f} on average{fresh}."]
-    }
+    ages = f"{oldest} version{'' if oldest == 1 else 's'} old, {found['mean'] or 0:.2f} on average"
+    return found | {"says": [f"Trained tokens were up to {ages}{fresh}."]}

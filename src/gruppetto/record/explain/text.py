@@ -84,7 +84,8 @@ def _advice(advice: Sequence[Mapping[str, Any]], has_causes: object) -> Iterator
     if not advice:
         yield "  Nothing that the rules know of." if has_causes else "  The record says too little to tell."
     for number, entry in enumerate(advice, start=1):
-        yield f"  {number}. {entry['why']}. In run.toml:"
+        why = entry["why"][:1].upper() + entry["why"][1:]
+        yield f"  {number}. {why}. In run.toml:"
         yield from (f"       {line}" for line in entry["lines"])
         yield f"     Price: {entry['price']}."
 
