@@ -289,6 +289,23 @@ def test_in_lockstep_events_come_in_the_rollouts_order_once_all_is_at_rest():
     assert (second, turns) == (["g1.0", "g2.0", "g10.0"], 1)
 
 
+def test_in_lockstep_engines_go_on_after_an_abort():
+    async def main():
+        engine = Lockstep()
+        calls = make(engine)
+        calls.generate(Entry("g0.0"), TASK, "e0", 50)
+        calls.generate(Entry("g0.1"), TASK, "e0", 50)
+        calls.abort(["g0.0"])
+        stopped = [e.rollout for e in await calls.settle()]
+        assert engine.turns == 0
+        rest = [e.rollout for e in await calls.settle()]
+        calls.generate(Entry("g0.0"), TASK, "e0", 50)
+        calls.abort_all()
+        return stopped, rest, [e.rollout for e in await calls.settle()], engine.turns
+
+    assert run_virtual(main()) == (["g0.0"], ["g0.1"], ["g0.0"], 1)
+
+
 def test_a_poke_or_a_cancelled_wait_begins_no_second_turn_of_the_engines():
     async def main():
         engine = Lockstep(seconds=10.0)

@@ -99,9 +99,8 @@ class GenerateCalls:
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def _came_back(self, call: _Call, pending: asyncio.Future[GenerateResult]) -> None:
+        """Also for a call that was given up: asyncio complains of an exception that nobody has looked at."""
         error = asyncio.CancelledError() if pending.cancelled() else pending.exception()
-        if call not in self._calls:
-            return  # given up before; that its exception was looked at keeps asyncio from complaining
         try:
             event = self._stopped(call, pending.result()) if error is None else _failed(call, error)
         except Exception as broken:  # a result against the contract
