@@ -99,10 +99,10 @@ class Clockwork:
         """Plays everything up to `now`."""
         limit = now + SLACK_S + SLACK * now
         while self._side or not self.frozen:
-            due = self._due
-            if self._side and self._side[0][0] <= limit and (self.frozen or self._side[0][0] < due):
+            due = NEVER if self.frozen else self._due
+            if self._side and self._side[0][0] <= limit and self._side[0][0] < due - SLACK_S:
                 self._arrive()
-            elif due <= limit and not self.frozen:
+            elif due <= limit:
                 self._event(due)
             else:
                 break
@@ -277,6 +277,8 @@ class Clockwork:
         del self.running[row.rid]
         self.kv -= held
         self.idle.put(row.rid, row.cached if in_block else held)
+        if self.model.kv_capacity:  # one that had the engine to itself may have held more than fits
+            self.idle.shrink(self.model.kv_capacity - self.kv)
 
     def _in_block(self, row: Row) -> bool:
         return bool(self._missing) and row.block == self._blocks
@@ -335,6 +337,8 @@ class Clockwork:
         rows = len(self.running)
         self.steps += steps
         self.kv += steps * rows
+        if self.model.kv_capacity:
+            self.idle.shrink(self.model.kv_capacity - self.kv)
         self.meters.decoded(rows, steps, end - self._since)
 
     def _abandon(self, now: float, rows: int) -> None:
@@ -377,4 +381,5 @@ class Clockwork:
         self.waiting[row.rid] = row
         if row.made:  # it was preempted
             self.waiting.move_to_end(row.rid, last=False)
+            self._blocked = False
         self.settle(at)

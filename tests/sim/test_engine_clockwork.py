@@ -1,0 +1,444 @@
+"""The simulated engine against a reference that plays one decode step at a time and keeps one version per token."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gruppetto.clock import now, run_virtual
+from gruppetto.engines.base import GenerateRequest, Sampling
+from gruppetto.rng import stream
+from gruppetto.sim.engine import EngineModel, SimEngine
+
+SLACK = 2e-9
+
+
+@dataclass
+class Request:
+    rid: str
+    context: int
+    """What it holds, tokens made included."""
+    left: int
+    stops: bool
+    number: int
+    """Of its arrival."""
+    made: list = field(default_factory=list)
+    """The version of every token."""
+    cached: int = 0
+    in_block: bool = False
+    sent: bool = False
+
+
+class Reference:
+    """The rules of the engine, step by step: lists, loops, no arithmetic but one step's price."""
+
+    def __init__(self, model, keep):
+        self.model, self.keep = model, keep
+        self.time, self.version, self.scale, self.frozen = 0.0, 0, 1.0, False
+        self.running, self.waiting, self.side, self.idle = [], [], [], []
+        self.side_free = 0.0
+        self.doing = None
+        """[what, begin, end] of the step or block in progress."""
+        self.debt = 0
+        self.refused = False
+        self.done = {}
+        self.count, self.seconds = Counter(), Counter()
+        self.batch_steps, self.batch_s = Counter(), Counter()
+
+    @property
+    def kv(self):
+        return sum(r.context for r in self.running)
+
+    # -- time
+
+    def advance(self, t):
+        while True:
+            due = self.doing[2] if self.doing and not self.frozen else float("inf")
+            ready = self.side[0][0] if self.side else float("inf")
+            if min(due, ready) > t + SLACK:
+                break
+            if ready < due - SLACK:
+                self._pass(ready)
+                row = self.side.pop(0)[2]
+                self.waiting.insert(0 if row.made else len(self.waiting), row)
+                self.refused = self.refused and not row.made
+                self.settle()
+            else:
+                self._pass(due)
+                self._finish(due)
+                self._begin(due)
+        self._pass(t)
+
+    def _pass(self, t):
+        passed = t - self.time
+        self.time = t
+        if self.frozen:
+            self.seconds["paused"] += passed
+            if self.doing:
+                self.doing[1] += passed
+                self.doing[2] += passed
+            return
+        if self.refused:
+            self.seconds["kv_wait"] += passed * min(len(self.waiting), self.model.slots - len(self.running))
+        if not self.doing:
+            self.seconds["idle"] += passed
+
+    def _finish(self, t):
+        what, begin, _ = self.doing
+        self.doing = None
+        if what == "prefill":
+            self.seconds["prefill"] += t - begin
+            self.debt = 0
+            for row in self.running:
+                row.in_block = False
+            return
+        self._took(len(self.running), t - begin)
+        self.count["steps"] += 1
+        self.count["tokens"] += len(self.running)
+        self.batch_steps[len(self.running)] += 1
+        for row in list(self.running):
+            row.context += 1
+            row.made.append(self.version)
+            row.left -= 1
+            if row.left == 0:
+                self.running.remove(row)
+                self._leave_kv(row)
+                self.done[row.rid] = (t, "stop" if row.stops else "length", row.made)
+
+    def _took(self, rows, seconds):
+        self.seconds["decode"] += seconds
+        self.batch_s[rows] += seconds
+
+    def _begin(self, t):
+        capacity = self.model.kv_capacity or 10**12
+        while len(self.running) > 1 and self.kv + len(self.running) > capacity:
+            row = self.running.pop()
+            self.count["preemptions"] += 1
+            row.sent = False
+            if not self._send(row):
+                self.waiting.insert(0, row)
+        self.refused = False
+        while self.waiting and len(self.running) < self.model.slots:
+            row = self.waiting[0]
+            if self.running and self.kv + len(self.running) + row.context + 1 > capacity:
+                self.refused = True
+                break
+            self._admit(self.waiting.pop(0))
+        self._evict(capacity - self.kv - len(self.running))
+        if not self.running:
+            return
+        prefill = self.debt * self.model.prefill_token_s * self.scale
+        if prefill:
+            self.doing = ["prefill", t, t + prefill]
+        else:
+            self.debt = 0
+            for row in self.running:
+                row.in_block = False
+            self.doing = ["decode", t, t + self.model.step_s(len(self.running), self.kv) * self.scale]
+
+    def _admit(self, row):
+        cached = self._cached(row)
+        self.idle = [(rid, n) for rid, n in self.idle if rid != row.rid]
+        if not row.sent:
+            self._price(row, cached)
+            self.debt += row.context - cached
+            row.in_block = True
+        self.running.append(row)
+        self._evict((self.model.kv_capacity or 10**12) - self.kv - len(self.running))
+
+    def _price(self, row, cached):
+        row.cached = cached
+        self.count["cached"] += cached
+        self.count["prefill"] += row.context - cached
+
+    def _cached(self, row):
+        return min(dict(self.idle).get(row.rid, 0), row.context)
+
+    def _evict(self, room):
+        while sum(n for _, n in self.idle) > room and self.idle:
+            self.idle.pop(0)
+
+    def _leave_kv(self, row):
+        tokens = row.cached if row.in_block else row.context
+        if tokens:
+            self.idle = [(rid, n) for rid, n in self.idle if rid != row.rid] + [(row.rid, tokens)]
+            self._evict((self.model.kv_capacity or 10**12) - self.kv)
+
+    def _send(self, row):
+        if not self.model.prefill_elsewhere:
+            return False
+        cached = self._cached(row)
+        self._price(row, cached)
+        row.sent = True
+        missing = row.context - cached
+        if missing:
+            self.side_free = max(self.time, self.side_free) + missing * self.model.prefill_token_s * self.scale
+            ready = self.side_free + missing * self.model.move_token_s * self.scale
+            self.side.append((ready, len(self.done) + self.count["sent"], row))
+            self.count["sent"] += 1
+            self.side.sort(key=lambda entry: entry[:2])
+        return bool(missing)
+
+    def settle(self):
+        if self.frozen:
+            return
+        if not self.doing or self.time - self.doing[1] <= SLACK:
+            self.doing = None
+            self._begin(self.time)
+
+    # -- what happens to it
+
+    def arrive(self, rid, context, left, stops):
+        self.count["arrivals"] += 1
+        row = Request(rid, context, left, stops, self.count["arrivals"])
+        if not self._send(row):
+            self.waiting.append(row)
+        self.settle()
+
+    def abort(self, rids):
+        before, head = len(self.running), self.waiting[:1]
+        for row in sorted((r for r in self.running if r.rid in rids), key=lambda r: r.number):
+            self.running.remove(row)
+            self._leave_kv(row)
+            self.refused = False
+            self.done[row.rid] = (self.time, "abort", row.made)
+        for row in [*self.waiting, *(entry[2] for entry in self.side)]:
+            if row.rid in rids:
+                self.done[row.rid] = (self.time, "abort", row.made)
+        if head and head[0].rid in rids:
+            self.refused = False
+        self.waiting = [r for r in self.waiting if r.rid not in rids]
+        self.side = [entry for entry in self.side if entry[2].rid not in rids]
+        if before and not self.running:
+            self._abandon(before)
+        self.settle()
+
+    def _abandon(self, rows):
+        if self.doing:
+            what, begin, _ = self.doing
+            passed = max(0.0, self.time - begin)
+            if what == "decode":
+                self._took(rows, passed)
+            else:
+                self.seconds["prefill"] += passed
+        self.doing, self.debt = None, 0
+
+    def swap(self):
+        self.version += 1
+        if not self.keep:
+            self.idle = []
+            if self.running:
+                self._abandon(len(self.running))
+                self.debt = self.kv
+                self.count["prefill"] += self.kv
+                for row in self.running:
+                    row.cached, row.in_block = 0, True
+
+    def slow(self, factor):
+        if self.doing:
+            self.doing[2] = self.time + (self.doing[2] - self.time) * factor / self.scale
+        self.scale = factor
+
+    def held(self, rid):
+        for row in self.running:
+            if row.rid == rid:
+                return row.cached if row.in_block else row.context
+        return dict(self.idle).get(rid, 0)
+
+    def live(self):
+        return [r.rid for r in (*self.running, *self.waiting, *(entry[2] for entry in self.side))]
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+MODELS = st.builds(
+    EngineModel,
+    slots=st.integers(1, 5),
+    base_s=st.sampled_from([0.25, 1.0, 0.1]),
+    weights_s=st.sampled_from([0.0, 0.5]),
+    kv_token_s=st.sampled_from([0.0, 0.01, 0.003]),
+    compute_row_s=st.sampled_from([0.0, 0.3]),
+    row_s=st.sampled_from([0.0, 0.05]),
+    prefill_token_s=st.sampled_from([0.0, 0.02, 0.25]),
+    kv_capacity=st.sampled_from([0, 20, 30, 40, 60]),
+    move_token_s=st.sampled_from([0.0, 0.01]),
+    prefill_elsewhere=st.sampled_from([False, False, False, True]),
+    speculation=st.sampled_from([(), ((1, 2.5, 1.25), (3, 1.5, 1.25))]),
+)
+RIDS = [f"r{i}" for i in range(6)]
+WAIT = st.one_of(st.just(0.0), st.floats(0.001, 8), st.sampled_from([0.25, 0.5, 1.0, 2.0, 10.0]))
+ARRIVAL = st.tuples(st.just("arrive"), st.sampled_from(RIDS), st.integers(0, 12), st.integers(1, 30), st.booleans())
+VERBS = st.one_of(
+    ARRIVAL,
+    ARRIVAL,
+    ARRIVAL,
+    st.tuples(st.just("abort"), st.sampled_from(RIDS)),
+    st.tuples(st.sampled_from(["abort_all", "pause", "resume", "swap", "look", "release"])),
+    st.tuples(st.just("slow"), st.sampled_from([0.5, 1.0, 3.0])),
+)
+SCRIPTS = st.lists(st.tuples(WAIT, VERBS), min_size=4, max_size=40)
+
+
+class Play:
+    """The same script on the engine and on the reference."""
+
+    def __init__(self, model, keep):
+        self.engine = SimEngine(
+            "e", model=model, length_of=lambda r: self.lengths[r.rid], kv_on_swap="keep" if keep else "recompute"
+        )
+        self.reference = Reference(model, keep)
+        self.lengths, self.contexts, self.made = {}, {}, Counter()
+        self.futures, self.ended = {}, {}
+
+    async def go(self, script):
+        await self.engine.start()
+        for wait, verb in script:
+            await asyncio.sleep(wait)
+            self.reference.advance(now())
+            await getattr(self, verb[0])(*verb[1:])
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.compare()
+        await self.resume()
+        await asyncio.wait_for(asyncio.gather(*self.futures.values()), 1e6)
+        await asyncio.sleep(1.0)
+        self.reference.advance(now())
+        self.compare()
+        self.at_the_end()
+
+    async def arrive(self, rid, grows, tokens, stops):
+        if rid in self.reference.live() or (rid in self.futures and not self.futures[rid].done()):
+            return
+        context = self.contexts.get(rid, 1) + grows
+        self.lengths[rid] = self.made[rid] + (tokens if stops else tokens + 5)
+        self.reference.done.pop(rid, None)
+        sampling = Sampling(max_tokens=tokens)
+        request = GenerateRequest(rid=rid, token_ids=range(context), sampling=sampling, made=self.made[rid])
+        future = self.engine.submit(request)
+        future.add_done_callback(lambda f: self.came_back(rid, context, f.result()))
+        self.futures[rid] = future
+        self.reference.arrive(rid, context, tokens, stops)
+
+    def came_back(self, rid, context, result):
+        self.contexts[rid] = context + result.num_tokens
+        self.made[rid] += result.num_tokens
+        self.ended[rid] = (now(), result)
+
+    async def abort(self, rid):
+        expected = rid in self.reference.live()
+        assert await self.engine.abort(rid) == expected
+        self.reference.abort({rid})
+
+    async def abort_all(self):
+        await self.engine.abort()
+        self.reference.abort(set(self.reference.live()))
+
+    async def pause(self):
+        await self.engine.pause("keep")
+        self.reference.frozen = True
+
+    async def resume(self):
+        await self.engine.resume()
+        self.reference.frozen = False
+        self.reference.settle()
+
+    async def swap(self):
+        await self.pause()
+        version = self.reference.version + 1
+        await self.engine.begin_update(version)
+        await self.engine.commit_update(version, 0)
+        self.reference.swap()
+
+    async def release(self):
+        await self.engine.release_memory(["kv"])
+        self.reference.idle = []
+
+    async def slow(self, factor):
+        self.engine.slow(factor)
+        self.reference.slow(factor)
+
+    async def look(self):
+        pass
+
+    def compare(self):
+        stats, ref = self.engine.stats(), self.reference
+        ref.advance(now())
+        assert (stats.running, stats.waiting) == (len(ref.running), len(ref.waiting) + len(ref.side))
+        assert (stats.version, stats.kv_tokens) == (ref.version, ref.kv)
+        assert stats.decode_steps_total == ref.count["steps"]
+        assert stats.decode_tokens_total == ref.count["tokens"]
+        assert stats.prefill_tokens_total == ref.count["prefill"]
+        assert stats.cached_tokens_total == ref.count["cached"]
+        assert stats.preemptions_total == ref.count["preemptions"]
+        assert stats.batch_steps == dict(ref.batch_steps)
+        near = {"rel": 1e-9, "abs": 1e-7}
+        assert dict(stats.batch_s) == pytest.approx(dict(ref.batch_s), **near)
+        assert stats.decode_s_total == pytest.approx(ref.seconds["decode"], **near)
+        assert stats.prefill_s_total == pytest.approx(ref.seconds["prefill"], **near)
+        assert stats.paused_s == pytest.approx(ref.seconds["paused"], **near)
+        assert stats.kv_wait_row_s == pytest.approx(ref.seconds["kv_wait"], **near)
+        for rid in RIDS:
+            assert self.engine.held(rid) == ref.held(rid), rid
+        assert self.engine.idle_kv == sum(n for _, n in ref.idle)
+        capacity = self.engine.model.kv_capacity
+        if capacity and len(ref.running) > 1:
+            assert stats.kv_tokens + self.engine.idle_kv <= capacity
+
+    def at_the_end(self):
+        for rid, (at, finish, made) in self.reference.done.items():
+            seen_at, result = self.ended[rid]
+            assert (str(result.finish), result.num_tokens) == (finish, len(made)), rid
+            assert seen_at == pytest.approx(at, rel=1e-9, abs=1e-7)
+            assert [s.version for s in result.segments for _ in s.token_ids] == made
+            assert [i for s in result.segments for i in s.token_ids] == list(range(len(made)))
+            assert all(len(s.logprobs) == len(s) for s in result.segments)
+            versions = [s.version for s in result.segments]
+            assert versions == sorted(set(versions))
+        stats, idle = self.engine.stats(), self.engine._clockwork.meters.idle_s
+        whole = stats.decode_s_total + stats.prefill_s_total + stats.paused_s + idle
+        assert whole == pytest.approx(now(), rel=1e-9)
+        assert sum(stats.batch_s.values()) == pytest.approx(stats.decode_s_total, rel=1e-9)
+
+
+@settings(max_examples=250, deadline=None)
+@given(MODELS, st.booleans(), SCRIPTS)
+def test_the_engine_does_what_a_step_by_step_reference_does(model, keep, script):
+    run_virtual(Play(model, keep).go(script))
+
+
+def busy_play(seed):
+    """A long script on a crowded engine, drawn from a stream: deeper than what shrinks well."""
+    draw = stream(seed, "busy")
+    model = EngineModel(
+        slots=draw.randint(2, 6),
+        base_s=0.5,
+        kv_token_s=draw.choice([0.0, 0.01]),
+        compute_row_s=draw.choice([0.0, 0.2]),
+        prefill_token_s=draw.choice([0.0, 0.01, 0.1]),
+        kv_capacity=draw.choice([30, 60, 90]),
+        move_token_s=draw.choice([0.0, 0.02]),
+        prefill_elsewhere=draw.random() < 0.3,
+    )
+    script = []
+    for _ in range(60):
+        wait = draw.choice([0.0, 0.0, 0.5, 2.0, draw.expovariate(0.3)])
+        verb = draw.choice(
+            ["arrive"] * 9 + ["abort", "abort", "look", "pause", "resume", "resume", "swap", "abort_all"]
+        )
+        rid = draw.choice(RIDS)
+        details = {"arrive": (rid, draw.randint(0, 9), draw.randint(1, 25), draw.random() < 0.5), "abort": (rid,)}
+        script.append((wait, (verb, *details.get(verb, ()))))
+    return Play(model, draw.random() < 0.5), script
+
+
+def test_a_crowded_engine_does_what_the_reference_does():
+    totals = Counter()
+    for seed in range(200):
+        play, script = busy_play(seed)
+        run_virtual(play.go(script))
+        totals.update({name: count > 0 for name, count in play.reference.count.items()})
+        totals["kv_wait"] += play.reference.seconds["kv_wait"] > 0
+    assert min(totals[name] for name in ("preemptions", "cached", "kv_wait")) > 50, totals
