@@ -1,6 +1,7 @@
 """Bounds in seconds: no schedule is below them, the fit finds the rates that made the data."""
 
 import heapq
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,11 @@ def test_the_staircase_is_above_both_its_ends(lengths, rates):
 @given(st.integers(1, 200), RATES)
 def test_more_rows_never_make_fewer_tokens_a_second(rows, rates):
     assert rates.rate(rows + 1) >= rates.rate(rows) * (1 - 1e-12)
+
+
+def test_fewer_rows_may_always_run():
+    model = SimpleNamespace(places=3, rate={1: 1.0, 2: 1.5, 3: 1.2}.__getitem__)
+    assert staircase_s([4, 4, 4, 4], model) == 16 / 1.5
 
 
 def test_by_hand():

@@ -234,7 +234,7 @@ def test_without_events_the_rollouts_say_who_was_slow_and_without_both_nobody(ru
 
 def test_failures_and_waste_are_named(run):
     rows = [metrics(1), metrics(2, **{"dropped/failed": 4, "tokens/dropped/failed": 40, "waste/share": 0.3})]
-    lines(run / "metrics.jsonl", rows)
+    lines(run / "metrics.jsonl", [*rows, rows[1] | {"step": 3, "waste/share": 0.0}])
     failed = rollout_rows(2, [10, 12, 9], fate="dropped:failed", error="verifier took over 10 s", finish=None)
     lines(run / "rollouts" / "step_000002.jsonl", failed)
     text = to_text(explain(run, 2))
@@ -242,6 +242,7 @@ def test_failures_and_waste_are_named(run):
     assert "3 failed with: verifier took over 10 s" in text
     assert "30% of the tokens were generated and not trained on" in text
     assert "failed" not in to_text(explain(run, 1))
+    assert "failed" not in to_text(explain(run, 3))
 
 
 def test_censoring_is_named_as_such(run):

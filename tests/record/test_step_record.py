@@ -128,6 +128,13 @@ def test_tokens_are_counted_by_segment(freshness):
     assert (found["waste/masked_share"], found["waste/share"]) == (0.25, 0.25)
 
 
+def test_a_masked_turn_after_an_observation():
+    group = group_of(0, [(5, 4), (-1, 100, TokenKind.ENVIRONMENT), (3, 6)], [(5, 10)])
+    found = metrics_of(facts_of([group], stale={"g0.0": (2,)}))
+    assert (found["tokens/batch_trained"], found["tokens/batch_masked"]) == (14, 6)
+    assert found["masked/by_position"] == [0.0] * 4 + [0.5] * 6
+
+
 def test_staleness_by_version():
     found = metrics_of(facts_of([group_of(0, OLD, [(2, 10)])], freshness=Freshness(None, "mask")))
     assert found["staleness/histogram"] == [5, 0, 5, 10]

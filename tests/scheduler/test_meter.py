@@ -183,6 +183,19 @@ def test_seconds_of_a_dead_engine_and_of_thrown_away_tokens_are_lost():
     assert seconds(second) == {"lost": 10.0}
 
 
+def test_slots_of_a_dead_engine_are_nobodys():
+    engines = [Counters("e0"), Counters("e1")]
+
+    async def script(meter):
+        meter.note(1, running=2, free_slots=6)
+        meter.died("e1")
+        meter.note(1, running=2, free_slots=2)
+        await asyncio.sleep(8)
+        engines[0].decode(2, 8, 8.0)
+
+    assert seconds(metered(script, engines)) == {"decode": 4.0, "queue": 2.0, "tail": 2.0, "lost": 8.0}
+
+
 def test_without_seconds_by_rows_the_steps_say_how_full_it_was():
     engine = Counters(slots=4)
 

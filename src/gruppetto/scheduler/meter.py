@@ -127,7 +127,6 @@ class StepMeter:
         self._lost_tokens = 0
         self._dead = {name: {} for name in self._dead}
         self._slots = self._alive_slots()
-        self._state = ()
         self.generated = Counter()
 
     def note(
