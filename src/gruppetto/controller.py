@@ -1,11 +1,13 @@
 """The training loop: knows contracts only.
 
-    next_batch ──groups──▶ build_batch ──samples──▶ trainer ──weights──▶ channel ──▶ engines ──▶ published
-        ▲ waits for ready groups     (forward_backward, optim_step)   (paused meanwhile)              │
-        └────────────────────────────────────────────────────────────────────────────────────────────┘
+    next_part ──groups──▶ build_batch ──samples──▶ trainer ──weights──▶ channel ──▶ engines ──▶ published
+        ▲ waits for ready groups    (forward_backward each part,       (paused meanwhile)             │
+        │                            optim_step once a batch)                                         │
+        └─────────────────────────────────────────────────────────────────────────────────────────────┘
 
-What each part waits for: `next_batch` for enough ready groups and idle engines; the trainer for a batch; the channel
-for the trainer; the next rollouts for the publish. Colocated: one of them works at a time. Promises: a step is recorded
+What each part waits for: `next_part` for enough ready groups; the trainer for a part; the channel for the trainer; the
+next step for the publish. Where engines and trainer share machines, a batch is handed out when the engines are idle,
+and they stay so until the publish; otherwise rollouts go on meanwhile. Promises: a step is recorded
 once, after its weights are on the engines; an interruption ends within one micro-batch or one decode step, with a
 checkpoint of the last whole step and of every rollout alive; a failing part ends the run, named, with the same.
 """
@@ -13,26 +15,31 @@ checkpoint of the last whole step and of every rollout alive; a failing part end
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from gruppetto.buffer.batch import Advantages, build_batch
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.clock import now
-from gruppetto.engines.base import Engine
+from gruppetto.engines.base import Engine, PauseMode
 from gruppetto.errors import EngineError, RunError
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import Recorder
+from gruppetto.record.bounds import RateModel
 from gruppetto.rewards.base import Reward
-from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.scheduler.pool import GroupEntry
+from gruppetto.scheduler.entries import GroupEntry
+from gruppetto.scheduler.loop import Part, RolloutLoop
+from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.step_record import Decode, LengthLedger, StepFacts, rollout_rows, step_metrics
 from gruppetto.trainer.base import Trainer
 from gruppetto.types import Batch
 from gruppetto.weights.base import WeightChannel
 
 T = TypeVar("T")
+
+BuildBatch = Callable[[Sequence[GroupEntry], int, Freshness, Advantages], Batch]
+"""From closed groups, trainer version and freshness to a batch."""
 
 
 class Interrupted(Exception):
@@ -53,9 +60,34 @@ class Stages:
     checkpoints: Checkpoints | None = None
     evaluator: Evaluator | None = None
     decode: Decode | None = None
+    build_batch: BuildBatch = build_batch
     record_rollouts: bool = True
+    kv_kept: bool = False
+    """Engines keep the KV of older weights over a publish."""
+    rates: RateModel | None = None
+    """What is known of the engines' speed; None = measured from the run."""
+    handover: Callable[[], Awaitable[None]] | None = None
+    """Hands the machines' memory over, from engines to trainer and back (colocated); None where there is none."""
     offsets: Any = None
     """() -> JSON-able position of the record, for checkpoints; None where there is no record."""
+
+
+class _Clock:
+    """Seconds of a step by what they went into."""
+
+    def __init__(self) -> None:
+        self._began = self._at = now()
+        self._seconds = dict.fromkeys(("wait_for_batch", "train", "switch", "publish"), 0.0)
+
+    def book(self, name: str) -> None:
+        """The time since the last call went into this."""
+        at = now()
+        self._seconds[name] += at - self._at
+        self._at = at
+
+    def seconds(self) -> dict[str, float]:
+        """All of them, and the whole until the last `book`."""
+        return {**self._seconds, "step": self._at - self._began}
 
 
 class Controller:
@@ -67,7 +99,9 @@ class Controller:
         self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
         self._stop = asyncio.Event()
         self._lengths = LengthLedger()
-        self._since = 0.0
+        self._weights = asyncio.Lock()
+        """Held while weights change or are read."""
+        stages.loop.updater = self.update
         self._evaluated_at = -1
 
     @property
@@ -86,11 +120,8 @@ class Controller:
                 await self._evaluate()
             while self.version < self.steps:
                 self.stages.loop.open_step()
-                self._since = now()
-                groups = await self._unless_stopped(self.stages.loop.next_batch())
-                if not groups:
+                if not await self._step():
                     break
-                await self._step(groups)
             await self._evaluate()
             await self._save()
         except Interrupted:
@@ -102,63 +133,110 @@ class Controller:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    async def _step(self, groups: Sequence[GroupEntry]) -> None:
+    async def _step(self) -> bool:
+        """One optimizer step over the next batch, part by part as it comes; False when the data has ended."""
         loop, step = self.stages.loop, self.version + 1
-        got_batch = now()
-        work, decisions = loop.meter.read(), loop.decisions
-        batch = build_batch(groups, self.version, loop.policy.freshness, self.stages.advantages)
-        metrics = await self._train(groups, batch)
-        trained = published = now()
+        clock = _Clock()
+        parts: list[Part] = []
+        batches: list[Batch] = []
         try:
-            await self._publish()
-            published = now()
+            while not (parts and parts[-1].closed):
+                part = await self._unless_stopped(loop.next_part())
+                clock.book("wait_for_batch")
+                if part is None:
+                    return False
+                parts.append(part)
+                batches.append(await self._train_on(part, step))
+                clock.book("train")
+            metrics = await self._optim_step(step)
+            clock.book("train")
+        except BaseException:
+            await self._undo(parts)
+            raise
+        await self._finish_step(step, parts, _joined(batches), metrics, clock)
+        return True
+
+    async def _train_on(self, part: Part, step: int) -> Batch:
+        """Gradients of one part; where engines and trainer share machines and the batch is whole, engines rest."""
+        loop = self.stages.loop
+        if part.closed and loop.pool.colocated:
+            await self._hand_over()
+            loop.meter.phase("train")
+        self._event("train_begin", step=step, groups=[group.id for group in part.groups])
+        batch = self.stages.build_batch(part.groups, self.version, loop.policy.freshness, self.stages.advantages)
+        await self._unless_stopped(self.stages.trainer.forward_backward(batch.samples, share=part.share))
+        self._event("train_end", step=step)
+        return batch
+
+    async def _hand_over(self) -> None:
+        if self.stages.handover is not None:
+            self.stages.loop.meter.phase("switch")
+            await self.stages.handover()
+
+    async def _optim_step(self, step: int) -> dict[str, Any]:
+        async with self._weights:
+            return dict(await self.stages.trainer.optim_step())
+
+    async def _undo(self, parts: Sequence[Part]) -> None:
+        """The optimizer step does not happen: its groups are ready again."""
+        await self.stages.trainer.drop_gradients()
+        self.stages.loop.give_back([group for part in parts for group in part.groups])
+
+    async def _finish_step(
+        self, step: int, parts: Sequence[Part], batch: Batch, metrics: dict[str, Any], clock: _Clock
+    ) -> None:
+        loop = self.stages.loop
+        try:
+            await self._publish(clock)
             if self._eval_due():
                 metrics |= await self._evaluate()
         finally:  # the batch is consumed, whatever comes after
-            seconds = {
-                "wait_for_batch": got_batch - self._since,
-                "train": trained - got_batch,
-                "publish": published - trained,
-                "step": published - self._since,
-            }
             self._record(
                 StepFacts(
                     step=step,
                     batch=batch,
-                    groups=groups,
+                    freshness=loop.policy.freshness,
+                    censors=loop.policy.censors,
+                    groups=[group for part in parts for group in part.groups],
                     dropped=loop.take_dropped(),
-                    work=work,
+                    work=loop.meter.read(),
                     generated=dict(loop.meter.generated),
                     trainer=metrics,
-                    seconds=seconds,
-                    decisions=decisions,
+                    seconds=clock.seconds(),
+                    decisions=loop.decisions,
+                    rates=self.stages.rates,
                 )
             )
+            loop.meter.phase("generate")
         if self._checkpoint_every and self.version % self._checkpoint_every == 0:
             await self._save()
 
-    async def _train(self, groups: Sequence[GroupEntry], batch: Batch) -> dict[str, Any]:
-        """One optimizer step; where it does not happen, the batch is ready again."""
-        trainer, step = self.stages.trainer, self.version + 1
-        self._event("train_begin", step=step)
-        try:
-            await self._unless_stopped(trainer.forward_backward(batch.samples))
-            metrics = dict(await trainer.optim_step())
-        except BaseException:
-            self.stages.loop.give_back(groups)
-            raise
-        self._event("train_end", step=step)
-        return metrics
-
-    async def _publish(self) -> None:
+    async def _publish(self, clock: _Clock) -> None:
         """New weights to every engine that serves, while they are paused; then the scheduler goes on."""
         loop, version = self.stages.loop, self.stages.trainer.version
         self._event("publish_begin", version=version)
+        if loop.pool.colocated:
+            await self._hand_over()
+            clock.book("switch")
+        loop.meter.phase("sync")
+        lazily = loop.policy.placing.own_version
         try:
-            await self._publish_to_serving(version)
+            if not lazily:
+                await self._publish_to_serving(version)
         finally:  # the optimizer step has happened: a checkpoint must count the batch as consumed
-            loop.published(version)
+            clock.book("publish")
+            loop.published(version, () if lazily else None, kv_kept=lazily or self.stages.kv_kept)
+            loop.meter.phase("generate")
         self._event("publish_end", version=version)
+
+    async def update(self, engines: Sequence[str]) -> None:
+        """The newest weights to these engines, while the others go on."""
+        loop = self.stages.loop
+        async with self._weights:
+            version = self.stages.trainer.version
+            await self._publish_to([e for e in self._serving() if e.name in engines], version)
+            for engine in engines:
+                loop.pool.seating[engine].version = version
 
     async def _publish_to_serving(self, version: int) -> None:
         """An engine that fails is out of the run, and the others are given the version anew."""
@@ -173,10 +251,11 @@ class Controller:
 
     async def _publish_to(self, engines: Sequence[Engine], version: int) -> None:
         deadline = self.stages.loop.settings.stall_s
+        mode: PauseMode = "abort" if self.stages.loop.pool.colocated else "keep"
         try:
             async with asyncio.timeout(deadline):
                 for engine in engines:
-                    await engine.pause("abort")
+                    await engine.pause(mode)
                 await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
                 for engine in engines:
                     await engine.resume()
@@ -205,6 +284,8 @@ class Controller:
         """Held-out accuracy of the published weights; empty without an evaluator or when this version has been done."""
         if self.stages.evaluator is None or self._evaluated_at == self.version:
             return {}
+        if not self.stages.loop.pool.colocated:
+            await self.stages.loop.park_all()
         begin = now()
         result = await self._unless_stopped(self.stages.evaluator.run(self.version, self._serving()))
         self._evaluated_at = self.version
@@ -272,3 +353,12 @@ class Controller:
 
     def _event(self, kind: str, **fields: Any) -> None:
         self.stages.recorder.event(kind, now() - self.stages.loop.started_at, **fields)
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    """The parts of one batch as one."""
+    return Batch(
+        version=parts[0].version,
+        samples=tuple(sample for part in parts for sample in part.samples),
+        group_ids=tuple(group for part in parts for group in part.group_ids),
+    )

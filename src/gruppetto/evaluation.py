@@ -17,9 +17,9 @@ from gruppetto.errors import RunError
 from gruppetto.record.base import NullRecorder
 from gruppetto.rewards.base import Reward
 from gruppetto.rng import seed_for
+from gruppetto.scheduler.entries import RolloutEntry
 from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.scheduler.policies.sync import Sync
-from gruppetto.scheduler.pool import RolloutEntry
+from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.types import Task
 
@@ -58,7 +58,7 @@ class Evaluator:
     async def run(self, version: int, engines: Sequence[Engine]) -> EvalResult:
         """Generates and scores all tasks. Raises `RunError` if the weights changed meanwhile, or no engine is left."""
         source = _Once(self._tasks)
-        loop = RolloutLoop(self._settings, Sync(), engines, self._reward, source, NullRecorder())
+        loop = RolloutLoop(self._settings, Composed("sync"), engines, self._reward, source, NullRecorder())
         try:
             answered = [member for group in await loop.next_batch() for member in group.members]
         finally:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from gruppetto.scheduler.policies.freshness import Freshness
-from gruppetto.scheduler.pool import GroupEntry, RolloutEntry
+from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
 from gruppetto.types import NO_VERSION, Batch, Sample, TokenKind, TokenUse
 
 Advantages = Callable[[Sequence[float | None]], Sequence[float | None]]

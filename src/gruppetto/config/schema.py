@@ -41,6 +41,9 @@ class RunSection(Section):
     one thread, a rollout's tokens independent of its batch-mates."""
     threads: Positive = 1
     """Torch threads of this process."""
+    placement: Literal["colocated", "disaggregated"] = "colocated"
+    """colocated: engines and trainer share machines and take turns; disaggregated: engines go on while the trainer
+    trains."""
 
 
 class ModelSection(Section):
@@ -107,38 +110,59 @@ class RolloutSection(Section):
     """A rollout that has not come back after this is failed (liveness)."""
 
 
-class SyncScheduler(Section):
-    """[scheduler] type = "sync": all launched, all awaited (depth 1, strictly on-policy)."""
+class SchedulerSection(Section):
+    """[scheduler]: what runs next. `type` is a preset, and every other setting replaces one of its choices."""
 
-    type: Literal["sync"] = "sync"
-
-
-class PartialScheduler(Section):
-    """[scheduler] type = "partial": over-provision, stop early, park the unfinished, resume them first (APRIL)."""
-
-    type: Literal["partial"] = "partial"
-    over_provision: Annotated[float, Field(ge=1, le=8)] = 1.5
-    """Groups live or ready, in batches."""
+    type: Literal["sync", "partial", "tail_batch", "divided", "async_bounded", "windowed", "layered", "auto"] = "sync"
+    """sync: all launched, all awaited; partial: stop early, park, resume first (APRIL); tail_batch: short rounds and a
+    long one (RollPacker); divided: chunks, probes, longest first (Seer); async_bounded: continuous, admission counted
+    (AReaL); windowed: every rollout keeps its version (DORA); layered: exact bound, belief order, chunks, streaming;
+    auto: measures, forecasts, takes the best that the limits allow."""
+    depth: Annotated[float, Field(ge=1, le=64)] | None = None
+    """Rounds: groups live, ready or with the trainer, in batches (1 = synchronous)."""
     max_staleness: Annotated[int, Field(ge=0)] | None = None
-    """Largest staleness of a trained token; None = no bound, the observed maximum is reported."""
-    over_age: Literal["wait", "mask", "drop"] = "mask"
-    """What happens to tokens over `max_staleness`: the batch waits for them, they carry no gradient, or their group is
-    dropped (which censors long answers, and the record says so)."""
+    """Freshness: largest staleness of a trained token; for partial and async_bounded none = no bound, the observed
+    maximum is reported."""
+    over_age: Literal["wait", "mask", "drop"] | None = None
+    """Freshness: the batch waits for older tokens, they carry no gradient, or their group is dropped (which censors
+    long answers, and the record says so)."""
+    unfinished: Literal["wait", "keep", "drop"] | None = None
+    """Unfinished when a batch closes: awaited, kept (parked where engines and trainer share machines), or dropped."""
+    order: Literal["fifo", "probe_then_longest", "longest_group_first", "finish_first"] | None = None
+    """Order of new rollouts: as launched; a probe of each group, then the longest by belief; by the group's longest so
+    far; most progress first."""
+    finish_first: bool | None = None
+    """Order of resumed rollouts of one age: most progress first."""
+    chunk: Positive | None = None
+    """Order: model tokens after which a rollout may make room or move; none = it runs to its end (layered and divided
+    have 2048)."""
+    kv: Literal["engine", "count", "hold"] | None = None
+    """Order: engines queue by themselves; the scheduler admits by KV; and keeps room for rollouts in a tool call."""
+    kv_pool: bool | None = None
+    """The engines share a KV pool, so that a rollout moves without a prefill."""
+    versions: Literal["newest", "own"] | None = None
+    """A publish reaches every engine, or a rollout keeps the version that it began with."""
+    stream: bool | None = None
+    """The trainer accumulates gradients on finished groups while the tail runs."""
+    defer_steps: Positive | None = None
+    """Rounds: a prompt that is long by its history, or unfinished in a short round, is put off at most so many steps."""
+    over_prompts: Annotated[float, Field(ge=1, le=8)] | None = None
+    """Rounds of tail_batch: prompts launched in a short round over those it keeps (1.25)."""
+    over_members: Annotated[float, Field(ge=1, le=8)] | None = None
+    """Rounds of tail_batch: rollouts launched of a prompt over those it keeps (1); above 1 censors most."""
+    boundary: Literal["each_round", "frozen"] | None = None
+    """Rounds of tail_batch: an optimizer step after every round, or one after `rounds` rounds with frozen weights (in
+    effect a batch that many times as large)."""
+    rounds: Positive | None = None
+    """Rounds of tail_batch with boundary = "frozen" (5)."""
     max_parked_steps: Positive | None = None
-    """A rollout older than this many steps is dropped with its group; None = no limit."""
-
-    @model_validator(mode="after")
-    def _wait_needs_depth(self) -> PartialScheduler:
-        if self.over_age == "wait" and self.max_staleness is not None and self.over_provision > self.max_staleness + 1:
-            raise ValueError(
-                f"scheduler.over_provision = {self.over_provision:g} with scheduler.over_age = 'wait' admits more "
-                f"groups than scheduler.max_staleness = {self.max_staleness} can consume in time; "
-                f"write scheduler.over_provision = {self.max_staleness + 1} or less"
-            )
-        return self
-
-
-Scheduler = Annotated[SyncScheduler | PartialScheduler, Field(discriminator="type")]
+    """A group whose oldest token is older than this many steps is dropped, which censors."""
+    allow_mask: bool = True
+    """Limits of auto: tokens may be masked."""
+    allow_censoring: bool = False
+    """Limits of auto: long answers may be censored."""
+    max_waste: Share = 0.35
+    """Limits of auto: largest share of generated tokens that may go untrained."""
 
 
 class EngineSection(Section):
@@ -285,10 +309,29 @@ class SimSection(Section):
     workload: str = "A"
     """A family of the scheduling study (A, B, C, D, E, R), or a recorded run: a run folder, a verl or slime dump, a CSV
     or JSONL table of lengths."""
-    decode_base_s: Annotated[float, Field(gt=0)] = 0.0168
-    """Seconds of one decode step with an empty batch."""
+    tasks: Annotated[int, Field(ge=0)] = 0
+    """Tasks of the data set, gone through again and again; 0 = every task is new."""
+    decode_base_s: Annotated[float, Field(ge=0)] = 0.0041
+    """Seconds of a decode step besides all else (launches, all-reduces)."""
+    decode_weights_s: Annotated[float, Field(ge=0)] = 0.0127
+    """Seconds to read the weights once."""
+    decode_compute_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds of arithmetic that each live row adds; a step takes this or the reading, whichever is longer."""
+    decode_kv_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds to read the KV of one context token."""
     decode_row_s: Annotated[float, Field(ge=0)] = 0.00033
-    """Seconds that each live row adds to it."""
+    """Seconds that each live row adds to a step besides."""
+    prefill_token_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds to prefill one token, during which the engine does not decode."""
+    prefill_elsewhere: bool = False
+    """Prefill runs on machines of its own."""
+    kv_tokens: Annotated[int, Field(ge=0)] = 0
+    """KV capacity of an engine in tokens; 0 = unlimited."""
+    kv_on_swap: Literal["keep", "recompute"] = "recompute"
+    """What an engine does with the KV of live rollouts when the weights change under them."""
+    speculation: dict[str, list[float]] = {}
+    """Speculative decoding by batch: {"1" = [2.5, 1.2], "32" = [1.0, 1.0]} makes 2.5 tokens in 1.2 times the time below
+    32 rows."""
     score_s: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of one score."""
     pass_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -299,6 +342,10 @@ class SimSection(Section):
     """Trainer seconds per step besides."""
     publish_s: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of one publish."""
+    switch_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds to hand the memory over from engines to trainer and back, once each a step (colocated)."""
+    failures: list[str] = []
+    """What breaks, as "kind:engine@second": "dead:3@1200", "slow:0@60x10" (ten times slower), "mute:1@600"."""
 
 
 class Config(Section):
@@ -308,7 +355,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     rollout: RolloutSection = RolloutSection()
-    scheduler: Scheduler = SyncScheduler()
+    scheduler: SchedulerSection = SchedulerSection()
     engine: EngineSection = EngineSection()
     reward: RewardSection = RewardSection()
     buffer: BufferSection = BufferSection()

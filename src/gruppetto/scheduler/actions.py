@@ -9,17 +9,43 @@ from gruppetto.types import DropReason
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Take `groups` tasks from the data and queue all their members."""
+    """Take `groups` tasks and queue all their members.
+
+    `extra` members are launched beyond the group size; the first that are scored make the group, the others are
+    dropped. `long` takes the tasks from those put off (filled up from the data where they are too few) into a long
+    round. With `defer_above`, tasks whose predicted longest member exceeds that many tokens are put off instead.
+    """
 
     groups: int
+    extra: int = 0
+    long: bool = False
+    defer_above: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a queued or parked rollout on an engine; a parked one goes on from its tokens."""
+    """Run a queued or parked rollout on an engine; a parked one goes on from its tokens.
+
+    `chunk`: it comes back after that many model tokens, unless it ends before; None = it runs to its end.
+    """
 
     rollout: str
     engine: str
+    chunk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """A rollout at the end of a chunk goes back into the queue."""
+
+    rollout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Stop these running rollouts and keep their tokens."""
+
+    rollouts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +55,32 @@ class ParkAll:
 
 @dataclass(frozen=True, slots=True)
 class DropGroup:
-    """Give a group up, with every member that is not final."""
+    """Give a group up, with every member that is not final; `defer` puts its task off to a long round."""
 
     group: int
     reason: DropReason
+    defer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class CloseBatch:
-    """These ready groups are the next batch."""
+class Commit:
+    """These ready groups belong to the next batch and may be given to the trainer now."""
 
     groups: tuple[int, ...]
 
 
-Action = Launch | Start | ParkAll | DropGroup | CloseBatch
+@dataclass(frozen=True, slots=True)
+class CloseBatch:
+    """These ready groups, with those committed before, are the next batch."""
+
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """These engines take the newest weights now."""
+
+    engines: tuple[str, ...]
+
+
+Action = Launch | Start | Yield | Park | ParkAll | DropGroup | Commit | CloseBatch | Update

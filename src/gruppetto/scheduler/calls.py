@@ -19,7 +19,7 @@ from gruppetto.engines.base import Engine
 from gruppetto.errors import EngineError, RunError
 from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.deadlines import Deadlines, Patience
-from gruppetto.scheduler.pool import RolloutEntry
+from gruppetto.scheduler.entries import RolloutEntry
 from gruppetto.scheduler.events import Event, Observed, Scored, Stopped, order
 from gruppetto.scheduler.generating import GenerateCalls
 from gruppetto.scheduler.settings import LoopSettings

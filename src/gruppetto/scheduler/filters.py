@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gruppetto.errors import RunError
 from gruppetto.scheduler.census import Census
-from gruppetto.scheduler.pool import GroupEntry
+from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.types import DropReason
 

@@ -19,7 +19,7 @@ from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, Genera
 from gruppetto.errors import EngineError, UserError
 from gruppetto.rng import seed_for
 from gruppetto.scheduler.deadlines import Deadlines
-from gruppetto.scheduler.pool import RolloutEntry
+from gruppetto.scheduler.entries import RolloutEntry
 from gruppetto.scheduler.events import Stopped
 from gruppetto.scheduler.joined import Joined
 from gruppetto.scheduler.settings import LoopSettings

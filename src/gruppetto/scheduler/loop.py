@@ -4,44 +4,60 @@
                            │ start / park
                            ▼
         engines ──stopped──▶ inbox ──▶ pool ──finished──▶ reward ──scored──▶ inbox ──▶ ready ──close──▶ batch
+                                        ▲  └──turn ends──▶ environment ──observed──▶ inbox
 
-It waits for one thing only: the inbox, where every engine call, every score and every publish ends. Promises: each
-rollout that was started comes back once (with tokens, a finish, or a failure); a request without budget is never sent;
-nothing waits without a deadline, and when nothing comes back in time the run ends with who waited for what.
-In lockstep the engines decode only while nobody else has anything to do, so the same seed makes the same decisions.
+It waits for one thing only: the inbox, where every engine call, every turn, every score and every publish ends. Where
+engines and trainer share machines it rests from the close of a batch to the next `next_part`; otherwise it goes on
+while the trainer trains. Promises: each rollout that was started comes back once (with tokens, a finish, or a failure);
+a request without budget is never sent; nothing waits without a deadline, and when nothing comes back in time the run
+ends with who waited for what. In lockstep the engines decode only while nobody else has anything to do, so the same
+seed makes the same decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from gruppetto.agents.base import Environment
 from gruppetto.clock import now
 from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Engine
 from gruppetto.errors import RunError, StallError
 from gruppetto.record.base import Recorder
 from gruppetto.rewards.base import Reward
-from gruppetto.scheduler.actions import Action, CloseBatch, DropGroup, Launch, ParkAll, Start
-from gruppetto.scheduler.calls import RolloutCalls, Scored, Stopped
+from gruppetto.scheduler.calls import RolloutCalls
+from gruppetto.scheduler.carrying import Carrier
+from gruppetto.scheduler.entries import EngineSeat, GroupEntry
+from gruppetto.scheduler.events import Event
 from gruppetto.scheduler.filters import GroupFilter
+from gruppetto.scheduler.memory import LengthMemory
 from gruppetto.scheduler.meter import StepMeter
 from gruppetto.scheduler.policies.base import SchedulingPolicy
-from gruppetto.scheduler.pool import GroupEntry, Pool
+from gruppetto.scheduler.pool import Pool
+from gruppetto.scheduler.returns import Returns
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.scheduler.snapshot import restore, snapshot
-from gruppetto.types import DropReason, FinishReason, RolloutState
+from gruppetto.types import DropReason, RolloutState
 
 MAX_DECISIONS = 100_000
 """Decisions in a row without an event after which a scheduling policy is taken to be looping."""
 
-MAX_TOLD = 5
-"""Different reasons of failure that are said aloud; all are in the events."""
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Groups for the trainer. `closed`: they are the last of their batch. `share`: how much of the machines is free."""
+
+    groups: Sequence[GroupEntry]
+    closed: bool
+    share: float = 1.0
 
 
 class RolloutLoop:
-    """Drives rollouts until a batch is closed. One consumer calls `next_batch` and `published` in turn."""
+    """Drives rollouts until a batch is closed. One consumer calls `next_part` (or `next_batch`) and `published`."""
 
     def __init__(
         self,
@@ -51,6 +67,7 @@ class RolloutLoop:
         reward: Reward,
         source: TaskSource,
         recorder: Recorder,
+        environment: Environment | None = None,
     ) -> None:
         self.settings = settings
         self.policy = policy
@@ -60,60 +77,115 @@ class RolloutLoop:
         self.pool = Pool(
             batch_groups=settings.batch_groups,
             group_size=settings.group_size,
-            engines=[(e.name, e.stats().slots + settings.engine_queue) for e in engines],
+            engines=[_seat(i, engine, settings.engine_queue) for i, engine in enumerate(engines)],
+            max_tokens=settings.max_tokens,
+            colocated=settings.colocated,
+            order=policy.order,
+            finish_first=policy.finish_first,
         )
-        self.calls = RolloutCalls(settings, {e.name: e for e in engines}, reward)
+        self.calls = RolloutCalls(settings, {e.name: e for e in engines}, reward, environment)
         self.filter = GroupFilter(settings)
         self.meter = StepMeter(self.engines)
+        self.memory = LengthMemory(settings.max_tokens)
+        self.returns = Returns(
+            settings,
+            self.pool,
+            self.calls,
+            self.filter,
+            self.meter,
+            self.memory,
+            self._event,
+            self.engine_lost,
+            has_turns=environment is not None,
+        )
+        self.returns.learns = not policy.censors
+        self.carrier = Carrier(self)
+        self.updater: Callable[[Sequence[str]], Awaitable[None]] | None = None
+        """Brings the newest weights to engines; the controller sets it."""
         self.started_at = now()
         self.decisions = 0
-        self.late_scores = 0
-        self._dropped: list[tuple[GroupEntry, DropReason]] = []
+        self._parts: deque[Part] = deque()
+        self._handed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._batch: list[GroupEntry] | None = None
         self._stopping = False
         self._last_loss = ""
-        self._told: set[str] = set()
 
     # -- the consumer's side ------------------------------------------------------------------------------------------
 
     async def next_batch(self) -> list[GroupEntry]:
-        """Runs rollouts until a batch is closed and the engines are free; empty when the data has ended."""
-        while True:
-            self._check_hope()
-            self._decide()
-            if self._batch is not None and self._at_rest():
-                batch, self._batch = self._batch, None
-                return batch
-            if self._nothing_left():
-                return []
-            await self._absorb()
+        """All groups of the next batch; empty when the data has ended."""
+        groups: list[GroupEntry] = []
+        while (part := await self.next_part()) is not None:
+            groups += part.groups
+            if part.closed:
+                return groups
+        return []
 
-    def published(self, version: int) -> None:
-        """The engines have the weights of the last batch."""
+    async def next_part(self) -> Part | None:
+        """Groups that the trainer may have: some of the next batch, or the rest of it; None when the data has ended.
+
+        Where engines and trainer share machines, the rest comes when the engines are free.
+        """
+        self.pool.trainer_waits = True
+        try:
+            self._go_on()
+            while not self._parts:
+                assert self._task is not None
+                if self._task.done():
+                    self._task.result()
+                    return None
+                self._handed.clear()
+                await self._handed.wait()
+        finally:
+            self.pool.trainer_waits = False
+        return self._parts.popleft()
+
+    def published(self, version: int, engines: Sequence[str] | None = None, *, kv_kept: bool = False) -> None:
+        """The weights of the last batch count from here on; `engines` (default: all) have them, and what they held for
+        rollouts that may come back is gone unless `kv_kept`."""
         self.pool.publish(version)
+        for seat in self.pool.seating.serving:
+            if engines is None or seat.name in engines:
+                seat.version = version
+        if not kv_kept:
+            self.pool.forget_kv()
+        self.pool.line.believe(self.memory.close_step())
+        self.pool.defer_above = self.memory.defer_above
+        self.calls.poke()
 
     def engine_lost(self, engine: str, why: str) -> None:
         """An engine serves no more."""
         self._last_loss = why
         if engine in self.pool.serving:
-            self.pool.remove_engine(engine)
+            self.pool.seating.remove(engine)
+            self.meter.died(engine)
             self._event("error", engine=engine, reason=why)
+
+    def follow(self, policy: SchedulingPolicy) -> None:
+        """Another scheduling policy from here on."""
+        self.policy = policy
+        self.pool.line.follow(policy.order, finish_first=policy.finish_first)
+        self.returns.learns = not policy.censors
+        self.calls.poke()
 
     async def park_all(self, *, wait_for_scores: bool = True) -> None:
         """Brings every rollout home, finished ones scored, e.g. before a checkpoint or an end.
 
-        Without waiting for scores, what is with the reward is taken back and scored again after `load_state`.
-        A batch that was closed and not handed out is ready again: nobody has trained on it.
+        Without waiting for scores and tools, what is with them is taken back and done again after `load_state`. Parts
+        of a batch that have not been trained on are ready again.
         """
+        await self._halt()
         self._stopping = True
         try:
-            while self.pool.num_running or self.calls.outstanding > (0 if wait_for_scores else self.calls.scoring):
+            while self.pool.num_running or (wait_for_scores and self.calls.outstanding):
                 self.calls.abort_all()
                 await self._absorb()
             await self.calls.cancel_scores()
-            if self._batch is not None:
-                self.pool.give_back(self._batch)
-                self._batch = None
+            await self.calls.cancel_acts()
+            while self.calls.outstanding:
+                await self._absorb()
+            self.give_back(self.pool.committed)
         finally:
             self._stopping = False
 
@@ -123,13 +195,14 @@ class RolloutLoop:
         self.decisions = 0
 
     def give_back(self, groups: Sequence[GroupEntry]) -> None:
-        """A batch that could not be trained on is ready again, as if it had not been closed."""
-        self.pool.give_back(groups)
+        """Groups that could not be trained on are ready again, as if they had not been taken."""
+        self._parts.clear()
+        self._batch = None
+        self.pool.give_back(list(groups))
 
     def take_dropped(self) -> list[tuple[GroupEntry, DropReason]]:
         """Groups dropped since the last call."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
+        return self.returns.take_dropped()
 
     def state(self) -> dict[str, Any]:
         """JSON-able state; only at rest."""
@@ -138,23 +211,62 @@ class RolloutLoop:
         return {
             "pool": snapshot(self.pool),
             "source": dict(self.source.state()),
-            "filter": [self.filter.filtering, self.filter.in_a_row],
+            "memory": self.memory.state(),
+            **self.returns.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state()` was taken; only on a fresh loop."""
-        restore(self.pool, state["pool"])
+        self.memory.load_state(state["memory"])
+        restore(self.pool, state["pool"], self.memory)
         self.source.load_state(state["source"])
+        self.pool.line.believe(self.memory.estimator.belief())
+        self.pool.defer_above = self.memory.defer_above
         self.filter.filtering, self.filter.in_a_row = state["filter"]
         for entry in list(self.pool.rollouts.values()):
             if entry.state is RolloutState.FINISHED:
-                self.calls.score(entry, self.pool.groups[entry.group_id].task)
+                self.calls.score(entry, entry.group.task)
+            elif entry.state is RolloutState.WAITING:
+                self.calls.act(entry, entry.group.task)
 
     async def close(self) -> None:
         """Ends every task of this loop."""
+        await self._halt()
+        await self.carrier.close()
         await self.calls.close()
 
-    # -- decide, and carry out ----------------------------------------------------------------------------------------
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Starts the run, or tells it that the trainer waits."""
+        if self._task is None or (self._task.done() and not self._parts and not self._task.cancelled()):
+            if self._task is not None:
+                self._task.result()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(lambda _: self._handed.set())
+        else:
+            self.calls.poke()
+
+    async def _halt(self) -> None:
+        """Ends the run where it waits; no event is lost by it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        """Decides and absorbs until the data has ended; where machines are shared, until a batch is out."""
+        while True:
+            self._check_hope()
+            self._decide()
+            if self._batch is not None and self._at_rest():
+                self._hand(self._batch, closed=True)
+                self._batch = None
+                if self.pool.colocated:
+                    return
+            if self._nothing_left():
+                return
+            await self._absorb()
 
     def _decide(self) -> None:
         """Asks the scheduling policy until it wants nothing more."""
@@ -164,144 +276,62 @@ class RolloutLoop:
             actions = self.policy.decide(self.pool, now())
             self.decisions += 1
             if not actions:
-                self.meter.note(self.pool.num_queued > 0)
+                self._note()
                 return
             for action in actions:
-                self._apply(action)
+                self.carrier.carry_out(action)
         raise RunError(f"scheduling policy {self.policy.name} did not settle within {MAX_DECISIONS} decisions")
 
-    def _apply(self, action: Action) -> None:
-        match action:
-            case Start(rollout, engine):
-                self._start(rollout, engine)
-            case Launch(groups):
-                self._launch(groups)
-            case ParkAll():
-                self.calls.abort_all()
-            case DropGroup(group, reason):
-                self._drop(group, reason)
-            case CloseBatch(groups):
-                self._batch = self.pool.take_batch(groups)
-                self._event("close", groups=list(groups), version=self.pool.version)
+    def commit(self, groups: Sequence[int]) -> None:
+        """These ready groups go to the trainer as a part of the next batch."""
+        self._hand(self.pool.commit(groups), closed=False)
 
-    def _launch(self, groups: int) -> None:
-        tasks = self.source.take(groups)
-        self.pool.exhausted = len(tasks) < groups
-        for task in tasks:
-            group = self.pool.launch(task)
-            self._event("launch", group=group.id, version=self.pool.version, task=task.id)
+    def close_batch(self, groups: Sequence[int]) -> None:
+        """These ready groups complete the batch."""
+        self._batch = self.pool.take_batch(groups)
+        if not self.pool.colocated:
+            self._hand(self._batch, closed=True)
+            self._batch = None
 
-    def _start(self, rollout: str, engine: str) -> None:
-        entry = self.pool.start(rollout, engine, now())
-        task = self.pool.groups[entry.group_id].task
-        budget = self.settings.budget(len(task.prompt_ids), entry.tokens)
-        if budget <= 0:
-            reason = FinishReason.LENGTH if entry.tokens >= self.settings.max_tokens else FinishReason.LIMIT
-            self._finish(rollout, reason)
-            return
-        self._event(
-            "start",
-            rollout=rollout,
-            engine=engine,
-            group=entry.group_id,
-            version=self.pool.version,
-            tokens=entry.tokens,
-        )
-        self.calls.generate(entry, task, engine, budget)
-
-    def _drop(self, group_id: int, reason: DropReason) -> None:
-        group = self.pool.drop_group(group_id, reason)
-        self._dropped.append((group, reason))
-        self._event("drop", group=group_id, reason=reason, tokens=sum(m.tokens for m in group.members))
-
-    # -- what comes back ----------------------------------------------------------------------------------------------
+    def _hand(self, groups: Sequence[GroupEntry], *, closed: bool) -> None:
+        engines = self.pool.engines()
+        idle = sum(not engine.load for engine in engines) / max(1, len(engines))
+        self._parts.append(Part(groups, closed, idle if self.pool.colocated and not closed else 1.0))
+        self.pool.trainer_waits = False
+        self._handed.set()
 
     async def _absorb(self) -> None:
         """Waits for at least one event and books all that are there; in lockstep, all that this decode step caused."""
         for event in await self._next_events():
-            if isinstance(event, Stopped):
-                self._stopped(event)
-            else:
-                self._scored(event)
+            self.returns.book(event)
 
-    async def _next_events(self) -> list[Stopped | Scored]:
+    async def _next_events(self) -> list[Event]:
         try:
-            async with asyncio.timeout(self.settings.stall_s):
+            async with asyncio.timeout(self._patience()):
                 settle = self.settings.lockstep and not self._stopping
                 return await (self.calls.settle() if settle else self.calls.events())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
 
-    def _stopped(self, event: Stopped) -> None:
-        self.pool.add_tokens(event.rollout, event.segments)
-        self.meter.generated[event.rollout] += sum(len(s) for s in event.segments)
-        entry = self.pool.rollouts[event.rollout]
-        self._event(
-            "stop",
-            rollout=entry.id,
-            engine=entry.engine,
-            group=entry.group_id,
-            tokens=entry.tokens,
-            reason=event.reason,
-        )
-        if event.engine_error is not None:
-            self._engine_failed(event)
-        elif event.failure is not None:
-            self._member_closed(self.pool.fail_running(entry.id, event.failure, now()), entry.id, event.failure)
-        elif event.finish is None:
-            self.pool.park(entry.id, now())
-            self._event("park", rollout=entry.id, group=entry.group_id, tokens=entry.tokens)
-        else:
-            self._finish(entry.id, event.finish)
-
-    def _finish(self, rollout: str, reason: FinishReason) -> None:
-        entry = self.pool.finish(rollout, reason, now())
-        self._event("finish", rollout=rollout, group=entry.group_id, tokens=entry.tokens, reason=reason)
-        self.calls.score(entry, self.pool.groups[entry.group_id].task)
-
-    def _engine_failed(self, event: Stopped) -> None:
-        """The rollout keeps the tokens it had and goes on elsewhere, until it has lost too many engines."""
-        entry = self.pool.rollouts[event.rollout]
-        assert entry.engine is not None
-        error = str(event.engine_error)
-        self.engine_lost(entry.engine, error)
-        if entry.losses >= self.settings.max_engine_losses:
-            self._member_closed(self.pool.fail_running(entry.id, error, now()), entry.id, error)
-        else:
-            self.pool.lose(entry.id, now())
-
-    def _scored(self, event: Scored) -> None:
-        entry = self.pool.rollouts.get(event.rollout)
-        if entry is None:  # its group was dropped while the reward was at work
-            self.late_scores += 1
-            return
-        group = self.pool.score(event.rollout, event.score)
-        if event.score.reward is None:
-            self._member_closed(group, event.rollout, event.score.error or "")
-            return
-        self._event("score", rollout=entry.id, group=group.id, seconds=event.score.seconds, reward=event.score.reward)
-        self._member_closed(group, None, "")
-
-    def _member_closed(self, group: GroupEntry, failed: str | None, why: str) -> None:
-        if failed is not None:
-            self._event("drop", rollout=failed, group=group.id, reason=DropReason.FAILED, error=why)
-            self._tell_once(why)
-        if group.open:
-            return
-        reason = self.filter.verdict(group)
-        if reason is not None:
-            self._drop(group.id, reason)
-            return
-        self.pool.make_ready(group.id)
-        self._event("ready", group=group.id)
-
-    def _tell_once(self, why: str) -> None:
-        """A failure is said when it is new; how often it comes is in the counts."""
-        if why not in self._told and len(self._told) < MAX_TOLD:
-            self._told.add(why)
-            self._event("notice", reason=f"a rollout failed: {why}")
+    def _patience(self) -> float | None:
+        """While the trainer trains and nothing is out, there is nothing that could come back."""
+        return None if self.pool.training and not self.calls.outstanding else self.settings.stall_s
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _note(self) -> None:
+        pool, free = self.pool, self.pool.seating.free_slots
+        busy = pool.num_queued + pool.num_running + pool.num_waiting + self.calls.scoring
+        self.meter.note(
+            pool.num_queued,
+            running=pool.num_running,
+            free_slots=free,
+            kv_blocked=pool.num_queued > 0 and free > 0,
+            waiting=pool.num_waiting,
+            scoring=self.calls.scoring,
+            training=pool.training,
+            starved=pool.training and not busy,
+        )
 
     def _check_hope(self) -> None:
         """Raises `RunError` when no further batch can come. Asked only when all events are booked, so that a failure
@@ -314,11 +344,14 @@ class RolloutLoop:
             self._event("notice", reason="nothing passed the filter; from here on it trains on what comes")
 
     def _at_rest(self) -> bool:
-        """No rollout is on an engine (and, in lockstep, none is being scored)."""
-        return self.pool.num_running == 0 and not (self.settings.lockstep and self.calls.scoring)
+        """No rollout is on an engine (and, in lockstep, none is being scored or in a tool call)."""
+        busy = self.calls.scoring + self.calls.acting if self.settings.lockstep else 0
+        return self.pool.num_running == 0 and not busy
 
     def _nothing_left(self) -> bool:
-        return self.pool.exhausted and not self.pool.groups and self._batch is None
+        pool = self.pool
+        live = pool.groups or pool.deferred or pool.committed or self._batch is not None
+        return pool.exhausted and not live and not self.calls.outstanding
 
     def _event(self, kind: str, **fields: object) -> None:
         self.recorder.event(kind, now() - self.started_at, **fields)
@@ -333,3 +366,8 @@ class RolloutLoop:
             f"oldest waiting: {', '.join(list(self.pool.rollouts)[:3]) or 'none'}; "
             f"engines serving: {', '.join(self.pool.serving) or 'none'}"
         )
+
+
+def _seat(index: int, engine: Engine, queue: int) -> EngineSeat:
+    stats = engine.stats()
+    return EngineSeat(engine.name, index, stats.slots, stats.slots + queue, kv_capacity=stats.kv_capacity)

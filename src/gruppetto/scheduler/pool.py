@@ -1,23 +1,23 @@
 """The pool: every group and rollout that is not final, in exactly one state, and the account of those that are.
 
-Owns the state machine of DESIGN section 4 and the indexes that make a decision cheap. Promises: a transition that the
-machine does not have raises `TransitionError`; at every instant started = trained + dropped(by reason) + live, for
-rollouts and for tokens; a group becomes ready once, when its last member is scored or failed. Tokens live in `segments`
-and are never looked at here.
+Owns the state machine of a rollout. Promises: a transition that the machine
+does not have raises `TransitionError`; at every instant started = trained + dropped(by reason) + live, for rollouts and
+for tokens; a group becomes ready once, when the members it needs are scored or nobody is left to wait for. A group's
+`oldest` is never younger than its oldest token: it counts from the moment a member starts.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-from gruppetto.scheduler.census import Census
-from gruppetto.scheduler.index import AgeIndex
+from gruppetto.scheduler.beliefs.posterior import History
+from gruppetto.scheduler.entries import Deferred, GroupEntry, RolloutEntry
+from gruppetto.scheduler.pool_state import PoolState
 from gruppetto.types import DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
 
 State = RolloutState
-ON_ENGINE = (State.RUNNING, State.WAITING)
 STARTABLE = (State.QUEUED, State.PARKED)
 
 
@@ -25,182 +25,126 @@ class TransitionError(AssertionError):
     """The caller asked for a transition that the state machine does not have: a bug, never a user's fault."""
 
 
-@dataclass(slots=True, eq=False)
-class RolloutEntry:
-    """One live rollout. `segments` is the payload; the pool only counts it."""
-
-    id: str
-    group_id: int
-    member: int
-    state: RolloutState = State.QUEUED
-    tokens: int = 0
-    oldest: int | None = None
-    segments: list[Segment] = field(default_factory=list)
-    engine: str | None = None
-    finish: FinishReason | None = None
-    score: Score | None = None
-    failure: str | None = None
-    parks: int = 0
-    losses: int = 0
-    started_at: float | None = None
-    seconds: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class GroupEntry:
-    """One group. `open` counts members that are neither scored nor failed."""
-
-    id: int
-    task: Task
-    members: list[RolloutEntry]
-    born: int
-    open: int
-    oldest: int | None = None
-    ready_order: int | None = None
-
-    def usable(self) -> list[RolloutEntry]:
-        """Members with a reward."""
-        return [m for m in self.members if m.score is not None and m.score.reward is not None]
-
-
-@dataclass(slots=True, eq=False)
-class EngineSeat:
-    """What the pool knows of an engine: how many rollouts it may hold and holds."""
-
-    name: str
-    capacity: int
-    load: int = 0
-
-
-class Pool:
+class Pool(PoolState):
     """The state that a scheduling policy sees (it is a `PoolView`) and the loop changes."""
-
-    def __init__(self, *, batch_groups: int, group_size: int, engines: Sequence[tuple[str, int]]) -> None:
-        self.batch_groups = batch_groups
-        self.group_size = group_size
-        self.version = 0
-        self.training = False
-        self.exhausted = False
-        self.num_running = 0
-        self.groups: dict[int, GroupEntry] = {}
-        self.rollouts: dict[str, RolloutEntry] = {}
-        self.census = Census()
-        self.next_group_id = 0
-        self._seats = {name: EngineSeat(name, capacity) for name, capacity in engines}
-        self._open = {name for name, seat in self._seats.items() if seat.capacity}
-        self._fresh: list[tuple[int, int, RolloutEntry]] = []
-        self._resumable: AgeIndex[str, RolloutEntry] = AgeIndex()
-        self._ages: AgeIndex[int, GroupEntry] = AgeIndex()
-        self._ready_ages: AgeIndex[int, GroupEntry] = AgeIndex()
-        self._ready: list[tuple[int, int, int]] = []
-        self._next_ready = 0
-
-    # -- what policies read (PoolView) --------------------------------------------------------------------------------
-
-    @property
-    def num_live(self) -> int:
-        return len(self.groups) - len(self._ready)
-
-    @property
-    def num_ready(self) -> int:
-        return len(self._ready)
-
-    def seats(self) -> Sequence[EngineSeat]:
-        return [self._seats[name] for name in sorted(self._open)] if self._open else ()
-
-    @property
-    def serving(self) -> list[str]:
-        """Names of the engines that serve."""
-        return [seat.name for seat in self._seats.values() if seat.capacity]
-
-    def queue(self) -> Iterator[RolloutEntry]:
-        yield from self._resumable
-        for _, _, entry in self._fresh:
-            yield entry
-
-    @property
-    def num_queued(self) -> int:
-        return len(self._resumable) + len(self._fresh)
-
-    def ready(self, count: int) -> Sequence[int]:
-        return [group for _, _, group in self._ready[:count]]
-
-    def num_behind(self, version: int) -> int:
-        return len(self.groups) if version >= self.version else self._ages.count_up_to(version)
-
-    def num_ready_behind(self, version: int) -> int:
-        return len(self._ready) if version >= self.version else self._ready_ages.count_up_to(version)
-
-    def groups_behind(self, version: int) -> Iterable[int]:
-        return [group.id for group in self._ages.up_to(version)]
 
     # -- transitions, in the order of a rollout's life ----------------------------------------------------------------
 
-    def launch(self, task: Task) -> GroupEntry:
+    def launch(self, task: Task, *, extra: int = 0, long: bool = False, history: History | None = None) -> GroupEntry:
         """Adds a group with all its members queued."""
         gid = self.next_group_id
         self.next_group_id += 1
-        members = [RolloutEntry(f"g{gid}.{m}", gid, m) for m in range(self.group_size)]
-        group = GroupEntry(gid, task, members, born=self.version, open=len(members))
-        self.census.started += len(members)
+        group = GroupEntry(gid, task, self.group_size, self.version, long=long, history=history)
+        group.members = [RolloutEntry(f"g{gid}.{m}", group, m) for m in range(self.group_size + extra)]
+        group.open = len(group.members)
+        self.census.started += len(group.members)
         self.insert(group)
         return group
 
     def insert(self, group: GroupEntry) -> None:
         """Indexes a group as it is, new or from a checkpoint; the census is not touched, it is restored as a whole."""
         self.groups[group.id] = group
+        self.num_long += group.long
         if group.oldest is not None:
             self._ages.add(group.oldest, group.id, group)
         for entry in group.members:
             if entry.state is not State.DROPPED:
                 self.rollouts[entry.id] = entry
-            if entry.state in STARTABLE:
-                self._enqueue(entry)
+            if entry.state in STARTABLE and entry.queue_key is None:
+                self.line.add(entry, resumed=entry.tokens > 0)
 
     def reorder_queue(self, rollouts: Sequence[str]) -> None:
         """Puts the queue into this order (within what the ages allow), as a snapshot had it."""
-        entries = [self.rollouts[rollout] for rollout in rollouts]
-        for entry in entries:
-            self._dequeue(entry)
-        for entry in entries:
-            self._enqueue(entry)
+        for entry in [self.rollouts[rollout] for rollout in rollouts]:
+            resumed = entry.tokens > 0
+            self.line.remove(entry)
+            self.line.add(entry, resumed=resumed)
 
-    def start(self, rollout: str, engine: str, now: float) -> RolloutEntry:
-        """queued | parked -> running, on an engine that has room."""
+    def start(self, rollout: str, engine: str, now: float, may_make: int = 0) -> RolloutEntry:
+        """queued | parked -> running, on an engine that has room; it may make so many tokens before it comes back."""
         entry = self._expect(rollout, *STARTABLE)
-        if engine not in self._open:
+        if not self.seating.has_room(engine):
             raise TransitionError(f"rollout {rollout} cannot start: engine {engine} has no room or does not serve")
-        self._dequeue(entry)
-        entry.state, entry.engine, entry.started_at = State.RUNNING, engine, now
-        self._take_seat(engine, 1)
+        if self._chunked.pop(rollout, None) is None:
+            self.line.remove(entry)
+        entry.moves += entry.home not in (None, engine)
+        self.seating.sit(entry, engine, may_make)
+        entry.state, entry.started_at, entry.started_version = State.RUNNING, now, self.version
+        self.num_running += 1
+        self._age(entry.group, self.version)
         return entry
 
     def add_tokens(self, rollout: str, segments: Iterable[Segment]) -> None:
-        """Books what an engine made for a rollout it holds."""
-        entry = self._expect(rollout, *ON_ENGINE)
+        """Books what an engine made, or a tool answered, for a rollout that runs or waits for it."""
+        entry = self._expect(rollout, State.RUNNING, State.WAITING)
         for segment in segments:
-            if not len(segment):
+            count = len(segment)
+            if not count:
                 continue
             entry.segments.append(segment)
             if segment.kind is TokenKind.MODEL:
-                self._book(entry, len(segment), segment.version)
+                self._book(entry, count, segment.version)
+            else:
+                entry.others += count
 
-    def park(self, rollout: str, now: float) -> RolloutEntry:
-        """running | waiting -> parked, or back to queued where no token was made."""
-        entry = self._requeue(rollout, now)
+    def park(self, rollout: str, now: float, *, keeps_kv: bool = False) -> RolloutEntry:
+        """running -> parked, or back to queued where no token was made."""
+        entry = self._leave_engine(rollout, now, keeps_kv=keeps_kv)
         entry.parks += 1
+        self._requeue(entry, resumed=entry.tokens > 0)
         return entry
 
     def lose(self, rollout: str, now: float) -> RolloutEntry:
-        """running | waiting -> parked or queued, because its engine died; what that engine had not returned is gone."""
-        entry = self._requeue(rollout, now)
+        """running -> parked or queued, because its engine died; what that engine had not returned is gone."""
+        entry = self._leave_engine(rollout, now)
         entry.losses += 1
+        self._requeue(entry, resumed=entry.tokens > 0)
+        return entry
+
+    def end_chunk(self, rollout: str, now: float) -> RolloutEntry:
+        """running -> parked at the end of a chunk, with its KV: the scheduling policy says where it goes on."""
+        entry = self._leave_engine(rollout, now, keeps_kv=True)
+        entry.state = State.PARKED if entry.tokens else State.QUEUED
+        entry.chunks += 1
+        self._chunked[rollout] = entry
+        return entry
+
+    def yield_(self, rollout: str) -> RolloutEntry:
+        """A rollout at the end of a chunk goes back into the queue: by age where it is older than the current weights,
+        among the new ones otherwise."""
+        entry = self._chunked.pop(rollout, None)
+        if entry is None:
+            raise TransitionError(f"rollout {rollout} is not at the end of a chunk")
+        self._requeue(entry, resumed=entry.oldest is not None and entry.oldest < self.version)
+        return entry
+
+    def wait(self, rollout: str, now: float) -> RolloutEntry:
+        """running -> waiting for its tool, with its KV where it was."""
+        entry = self._leave_engine(rollout, now, keeps_kv=True)
+        entry.state = State.WAITING
+        entry.turns += 1
+        self.num_waiting += 1
+        return entry
+
+    def answered(self, rollout: str, segments: Iterable[Segment], seconds: float) -> RolloutEntry:
+        """waiting -> parked, with what the tool answered: next to start, by age."""
+        entry = self._expect(rollout, State.WAITING)
+        self.add_tokens(rollout, segments)
+        self.num_waiting -= 1
+        entry.tool_seconds += seconds
+        self._requeue(entry, resumed=True)
         return entry
 
     def finish(self, rollout: str, reason: FinishReason, now: float) -> RolloutEntry:
-        """running -> finished."""
-        entry = self._leave_engine(rollout, now)
+        """running | waiting -> finished."""
+        entry = self._expect(rollout, State.RUNNING, State.WAITING)
+        self._come_home(entry, now)
         entry.state, entry.finish = State.FINISHED, reason
+        group = entry.group
+        group.finished += 1
+        group.log_sum += math.log(max(1, entry.tokens))
+        group.longest = max(group.longest, entry.tokens)
+        self.line.learned(group)
         return entry
 
     def score(self, rollout: str, score: Score) -> GroupEntry:
@@ -211,75 +155,85 @@ class Pool:
         entry.state, entry.score = State.SCORED, score
         return self._close_member(entry)
 
-    def fail(self, rollout: str, why: str) -> GroupEntry:
+    def fail(self, rollout: str, why: str, now: float = 0.0) -> GroupEntry:
         """Any live state but scored -> dropped(failed); the group goes on without this member."""
-        entry = self._expect(rollout, State.FINISHED, *STARTABLE)
-        if entry.state in STARTABLE:
-            self._dequeue(entry)
+        entry = self._expect(rollout, State.FINISHED, State.RUNNING, State.WAITING, *STARTABLE)
+        self._come_home(entry, now)
         entry.failure = why
         self._drop_rollout(entry, DropReason.FAILED)
         return self._close_member(entry)
 
-    def fail_running(self, rollout: str, why: str, now: float) -> GroupEntry:
-        """running | waiting -> dropped(failed)."""
-        entry = self._leave_engine(rollout, now)
-        entry.failure = why
-        self._drop_rollout(entry, DropReason.FAILED)
-        return self._close_member(entry)
+    def trim(self, group_id: int) -> list[RolloutEntry]:
+        """Drops the members of a group that has as many scored ones as it needs; returns those still on engines, in a
+        tool call or with the reward, which are dropped when they come back."""
+        group = self._expect_group(group_id)
+        extra = [m for m in group.members if m.state not in (State.SCORED, State.DROPPED)]
+        group.open = 0
+        return self._doom(extra, DropReason.SURPLUS)
 
     def make_ready(self, group_id: int) -> GroupEntry:
         """A complete group becomes trainable: its scored members -> ready."""
         group = self._expect_group(group_id)
         if group.open or group.ready_order is not None:
             raise TransitionError(f"group {group_id} cannot become ready: {group.open} members open")
-        if group.oldest is None:  # without a token it was of the current version; from here on it ages like any other
-            group.oldest = self.version
-            self._ages.add(group.oldest, group.id, group)
+        self._age(group, self.version)  # without a token it was of the current version; from here on it ages
         self._list_ready(group, self._next_ready)
         self._next_ready += 1
         return group
 
-    def drop_group(self, group_id: int, reason: DropReason) -> GroupEntry:
-        """Gives a group up: every member that is not final -> dropped(reason). None of them may be on an engine."""
+    def drop_group(self, group_id: int, reason: DropReason) -> tuple[GroupEntry, list[RolloutEntry]]:
+        """Gives a group up: its members -> dropped(reason). Those on engines or in a tool call are dropped when they
+        come back (`bury`); they are returned."""
         group = self._expect_group(group_id)
-        live = [entry for entry in group.members if entry.state is not State.DROPPED]
-        for entry in live:
-            if entry.state in ON_ENGINE:
-                raise TransitionError(f"group {group_id} cannot be dropped: {entry.id} is on {entry.engine}")
-        for entry in live:
-            if entry.state in STARTABLE:
-                self._dequeue(entry)
-            self._drop_rollout(entry, reason)
         self._remove_group(group)
-        return group
+        return group, self._doom([m for m in group.members if m.state is not State.DROPPED], reason)
 
-    def take_batch(self, group_ids: Sequence[int]) -> list[GroupEntry]:
-        """ready -> trained, for all usable members of the groups; they leave the pool."""
-        batch = [self._expect_group(gid) for gid in dict.fromkeys(group_ids)]
-        if self.training or len(batch) < len(group_ids):
+    def bury(self, rollout: str, now: float) -> RolloutEntry:
+        """A doomed rollout has come back -> dropped."""
+        entry = self._expect(rollout, State.RUNNING, State.WAITING, State.FINISHED)
+        if entry.doomed is None:
+            raise TransitionError(f"rollout {rollout} is not given up")
+        self._come_home(entry, now)
+        self._drop_rollout(entry, entry.doomed)
+        return entry
+
+    def commit(self, group_ids: Sequence[int]) -> list[GroupEntry]:
+        """ready -> trained, as a part of the next batch that the trainer may have now."""
+        groups = [self._expect_group(gid) for gid in dict.fromkeys(group_ids)]
+        if self.training or len(groups) < len(group_ids):
             raise TransitionError(f"groups {list(group_ids)}: one is named twice, or another batch is being trained on")
-        for group in batch:
+        for group in groups:
             if group.ready_order is None:
                 raise TransitionError(f"group {group.id} is not ready and cannot be trained on")
-        for group in batch:
+        for group in groups:
             for entry in group.usable():
                 entry.state = State.TRAINED
                 self.census.train(entry.tokens)
                 del self.rollouts[entry.id]
             self._remove_group(group)
+        self.committed += groups
+        return groups
+
+    def take_batch(self, group_ids: Sequence[int]) -> list[GroupEntry]:
+        """ready -> trained, for all usable members of the groups; with those committed before they are the batch."""
+        groups = self.commit(group_ids)
         self.training = True
-        return batch
+        return groups
 
     def give_back(self, groups: Sequence[GroupEntry]) -> None:
-        """trained -> ready: undoes `take_batch` of a batch whose optimizer step did not happen."""
-        if not self.training or any(group.id in self.groups for group in groups):
-            raise TransitionError("no batch is being trained on that could be given back")
+        """trained -> ready: undoes `commit` and `take_batch` of groups whose optimizer step did not happen."""
+        known = {group.id for group in self.committed}
+        if any(group.id not in known for group in groups):
+            raise TransitionError("groups that are not in the batch cannot be given back")
         for group in groups:
             assert group.ready_order is not None
             for entry in group.usable():
                 self.census.untrain(entry.tokens)
+            order, group.ready_order = group.ready_order, None
             self.insert(group)
-            self._list_ready(group, group.ready_order)
+            self._list_ready(group, order)
+        given = {group.id for group in groups}
+        self.committed = [group for group in self.committed if group.id not in given]
         self.training = False
 
     def publish(self, version: int) -> None:
@@ -287,11 +241,22 @@ class Pool:
         if version <= self.version:
             raise TransitionError(f"version {version} was published after {self.version}")
         self.version, self.training = version, False
+        self.committed = []
 
-    def remove_engine(self, name: str) -> None:
-        """An engine serves no more; its rollouts come back by `park` or `fail_running`."""
-        self._seats[name].capacity = 0
-        self._open.discard(name)
+    def put_off(self, task: Task) -> None:
+        """A task goes to the list of the next long round."""
+        self.deferred.append(Deferred(task, self.version))
+
+    def stop(self, rollouts: Iterable[str]) -> None:
+        """These running rollouts are asked to come back."""
+        for rollout in rollouts:
+            self._expect(rollout, State.RUNNING).stopping = True
+
+    def forget_kv(self) -> None:
+        """Engines have let go of all KV that was left behind."""
+        for entry in self.rollouts.values():
+            if entry.home is not None:
+                self.seating.release(entry)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -318,55 +283,57 @@ class Pool:
 
     def _book(self, entry: RolloutEntry, count: int, version: int) -> None:
         entry.tokens += count
-        entry.oldest = version if entry.oldest is None else min(entry.oldest, version)
+        if entry.oldest is None or version < entry.oldest:
+            entry.oldest = version
         self.census.tokens_made += count
         self.census.live_tokens += count
-        group = self.groups[entry.group_id]
-        if group.oldest is None or version < group.oldest:
+        self._age(entry.group, version)
+
+    def _age(self, group: GroupEntry, version: int) -> None:
+        """The group has a token of `version`, or soon will."""
+        if (group.oldest is None or version < group.oldest) and group.id in self.groups:
             if group.oldest is not None:
                 self._ages.remove(group.oldest, group.id)
             group.oldest = version
             self._ages.add(version, group.id, group)
 
-    def _take_seat(self, engine: str, change: int) -> None:
-        seat = self._seats[engine]
-        seat.load += change
-        self.num_running += change
-        if seat.load < seat.capacity:
-            self._open.add(engine)
-        else:
-            self._open.discard(engine)
-
-    def _requeue(self, rollout: str, now: float) -> RolloutEntry:
-        entry = self._leave_engine(rollout, now)
+    def _requeue(self, entry: RolloutEntry, *, resumed: bool) -> None:
         entry.state = State.PARKED if entry.tokens else State.QUEUED
-        self._enqueue(entry)
+        self.line.add(entry, resumed=resumed)
+
+    def _leave_engine(self, rollout: str, now: float, *, keeps_kv: bool = False) -> RolloutEntry:
+        entry = self._expect(rollout, State.RUNNING)
+        self.seating.rise(entry, keeps_kv=keeps_kv)
+        entry.stopping = False
+        self.num_running -= 1
+        if entry.started_at is not None:
+            entry.seconds += now - entry.started_at
         return entry
 
-    def _leave_engine(self, rollout: str, now: float) -> RolloutEntry:
-        entry = self._expect(rollout, *ON_ENGINE)
-        assert entry.engine is not None
-        self._take_seat(entry.engine, -1)
-        entry.seconds += now - (entry.started_at if entry.started_at is not None else now)
-        entry.engine = None
-        return entry
-
-    def _enqueue(self, entry: RolloutEntry) -> None:
-        if entry.oldest is None:
-            insort(self._fresh, (entry.group_id, entry.member, entry))
-        else:
-            self._resumable.add(entry.oldest, entry.id, entry)
-
-    def _dequeue(self, entry: RolloutEntry) -> None:
-        if entry.oldest is None:
-            del self._fresh[bisect_left(self._fresh, (entry.group_id, entry.member))]
-        else:
-            self._resumable.remove(entry.oldest, entry.id)
+    def _come_home(self, entry: RolloutEntry, now: float) -> None:
+        """Out of wherever it is, for good."""
+        if entry.state is State.RUNNING:
+            self._leave_engine(entry.id, now)
+        elif entry.state is State.WAITING:
+            self.num_waiting -= 1
+        elif entry.state in STARTABLE and self._chunked.pop(entry.id, None) is None:
+            self.line.remove(entry)
+        self.seating.release(entry)
 
     def _close_member(self, entry: RolloutEntry) -> GroupEntry:
-        group = self.groups[entry.group_id]
-        group.open -= 1
-        return group
+        entry.group.open -= 1
+        return entry.group
+
+    def _doom(self, entries: Iterable[RolloutEntry], reason: DropReason) -> list[RolloutEntry]:
+        away = []
+        for entry in entries:
+            if entry.state in (State.RUNNING, State.WAITING):
+                entry.doomed, entry.stopping = reason, True
+                away.append(entry)
+            else:
+                self._come_home(entry, 0.0)
+                self._drop_rollout(entry, reason)
+        return away
 
     def _drop_rollout(self, entry: RolloutEntry, reason: DropReason) -> None:
         entry.state = State.DROPPED
@@ -377,6 +344,9 @@ class Pool:
         if group.oldest is not None:
             self._ages.remove(group.oldest, group.id)
         if group.ready_order is not None:
-            index = next(i for i, item in enumerate(self._ready) if item[2] == group.id)
-            self._ready_ages.remove(self._ready.pop(index)[0], group.id)
+            assert group.oldest is not None
+            at = bisect_left(self._ready, (group.oldest, group.ready_order, group.id))
+            del self._ready[at]
+            self._ready_ages.remove(group.oldest, group.id)
+        self.num_long -= group.long
         del self.groups[group.id]

@@ -18,6 +18,8 @@ class LoopSettings:
     sampling: Sampling
     seed: int = 0
     lockstep: bool = False
+    colocated: bool = True
+    """Engines and trainer share their machines."""
     timeout_s: float = 600.0
     """A generate call that has not come back after this is aborted and its rollout failed."""
     abort_s: float = 30.0

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gruppetto.buffer.batch import Advantages
 from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Engine
 from gruppetto.rewards.base import Reward
+from gruppetto.scheduler.entries import GroupEntry
+from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.trainer.base import Trainer
-from gruppetto.types import Rollout, Sample, Score, Task
+from gruppetto.types import Batch, Rollout, Sample, Score, Task
 from gruppetto.weights.base import Receipt, WeightChannel
 
 
@@ -60,8 +63,11 @@ class SimTrainer(Trainer):
     async def start(self) -> None:
         return
 
-    async def forward_backward(self, samples: Sequence[Sample]) -> None:
-        await asyncio.sleep(self._token_s * sum(len(s.token_ids) for s in samples))
+    async def forward_backward(self, samples: Sequence[Sample], *, share: float = 1.0) -> None:
+        await asyncio.sleep(self._token_s * sum(len(s.token_ids) for s in samples) / share)
+
+    async def drop_gradients(self) -> None:
+        return
 
     async def optim_step(self) -> Mapping[str, float]:
         await asyncio.sleep(self._step_s)
@@ -96,3 +102,28 @@ class SimChannel(WeightChannel):
         for engine in engines:
             await engine.commit_update(version, 0)
         return [Receipt(engine=e.name, version=version, num_bytes=0, seconds=self._seconds) for e in engines]
+
+
+def sketch_batch(groups: Sequence[GroupEntry], version: int, freshness: Freshness, advantages: Advantages) -> Batch:
+    """The batch in outline: who is in it with which advantage and how many tokens, and no token."""
+    samples: list[Sample] = []
+    for group in groups:
+        rewards = [m.score.reward if m.score else None for m in group.members]
+        for entry, reward, advantage in zip(group.members, rewards, advantages(rewards), strict=True):
+            if reward is not None and advantage is not None:
+                ids: Any = range(entry.context)
+                none: Any = ()
+                samples.append(
+                    Sample(
+                        rollout_id=entry.id,
+                        group_id=group.id,
+                        token_ids=ids,
+                        logprobs=none,
+                        versions=none,
+                        kinds=none,
+                        use=none,
+                        reward=reward,
+                        advantage=advantage,
+                    )
+                )
+    return Batch(version=version, samples=tuple(samples), group_ids=tuple(g.id for g in groups))

@@ -25,11 +25,16 @@ class Trainer(ABC):
         """Loads the model; returns when it can train."""
 
     @abstractmethod
-    async def forward_backward(self, samples: Sequence[Sample]) -> None:
+    async def forward_backward(self, samples: Sequence[Sample], *, share: float = 1.0) -> None:
         """Adds the samples' unnormalised gradients to those of earlier calls since the last `optim_step`.
 
+        `share` is how much of the machines is free for it: below 1 where it shares them with engines that still work.
         Cancelling the call stops it between two micro-batches and drops all gradients accumulated so far.
         """
+
+    @abstractmethod
+    async def drop_gradients(self) -> None:
+        """Forgets what was accumulated since the last `optim_step`; nothing was trained on."""
 
     @abstractmethod
     async def optim_step(self) -> Mapping[str, float]:

@@ -4,6 +4,8 @@ The close rule is exact: it bounds the staleness of every token, not the number 
 groups live or ready, batch V may close when for every j = 0..k at most j*N groups stay behind whose oldest token has
 version at most V - k + j. Then no group is ever older than k when it is trained, nothing is dropped, and the rule never
 blocks for ever: when everything live is ready the batch is the N oldest, and what stays behind is within the bound.
+A group that the trainer has been given early (`Commit`) takes a place in the batch; it may have one only where the rule
+can still be met by the places that are left.
 """
 
 from __future__ import annotations
@@ -25,15 +27,31 @@ class Freshness:
     over_age: OverAge = "wait"
 
     def may_close(self, view: PoolView) -> bool:
-        """Whether the N oldest ready groups may be the next batch. O(k)."""
+        """Whether the oldest ready groups may fill the next batch. O(k)."""
         if self.max_staleness is None or self.over_age != "wait":
             return True
+        places = view.batch_groups - view.num_committed
         oldest_allowed = view.version - self.max_staleness
         return all(
-            view.num_behind(oldest_allowed + j) - min(view.batch_groups, view.num_ready_behind(oldest_allowed + j))
+            view.num_behind(oldest_allowed + j) - min(places, view.num_ready_behind(oldest_allowed + j))
             <= j * view.batch_groups
             for j in range(self.max_staleness + 1)
         )
+
+    def may_commit(self, view: PoolView) -> int:
+        """How many ready groups, oldest first, may have their place in the next batch already now.
+
+        A place given to a group with oldest <= V - k + j is one that such a group needs anyway; one given to a younger
+        group is lost to them, and must be to spare.
+        """
+        places = min(view.batch_groups - view.num_committed, view.num_ready)
+        if self.max_staleness is None or self.over_age != "wait":
+            return places
+        for j in range(self.max_staleness):
+            allowed = view.version - self.max_staleness + j
+            spare = (j + 1) * view.batch_groups - view.num_behind(allowed) - view.num_committed
+            places = min(places, view.num_ready_behind(allowed) + max(0, spare))
+        return places
 
     def expired(self, view: PoolView) -> Iterable[int]:
         """Groups that can no longer be trained whole and are to be dropped (over_age = drop only)."""

@@ -1,48 +1,159 @@
-"""How much is live, when a batch closes, and who starts where: the parts that `sync` and `partial` share."""
+"""How much is live, and when a batch is complete: the first of the four choices.
+
+Pure rules over the view. `depth` is what a rule may have outstanding (live, ready or given to the trainer), in batches:
+the bound on staleness rests on it. Sources: our scheduling study, sections 3 and 5; RollPacker (2509.21009).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from heapq import heapify, heappop, heapreplace
+from dataclasses import dataclass
+from typing import Protocol
 
-from gruppetto.scheduler.actions import Action, CloseBatch, Launch, ParkAll, Start
-from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.scheduler.actions import Action, DropGroup, Launch
 from gruppetto.scheduler.views import PoolView
+from gruppetto.types import DropReason
 
 
-def close(view: PoolView, freshness: Freshness) -> Sequence[Action]:
-    """Closes the batch as soon as N groups are ready and fresh enough; whoever still runs is parked.
+def outstanding(view: PoolView) -> int:
+    """Groups launched that no publish has followed yet: live, ready, or with the trainer."""
+    return view.num_live + view.num_ready + view.num_committed
 
-    Where the data has ended and nothing is live, what is ready is the last, smaller batch.
+
+def ready_in_all(view: PoolView) -> int:
+    """Groups that a batch closed now could have: ready ones and those the trainer has already."""
+    return min(view.batch_groups, view.num_ready + view.num_committed)
+
+
+class Rounds(Protocol):
+    """A rule for admission and completeness."""
+
+    @property
+    def depth(self) -> float:
+        """Most groups outstanding, in batches."""
+        ...
+
+    @property
+    def censors(self) -> bool:
+        """What is trained on depends on how long answers are."""
+        ...
+
+    def launch(self, view: PoolView) -> Sequence[Action]:
+        """What to launch now."""
+        ...
+
+    def complete(self, view: PoolView) -> bool:
+        """Whether a whole batch is ready."""
+        ...
+
+    def leave(self, view: PoolView, batch: Sequence[int]) -> Sequence[Action]:
+        """What becomes of the groups outside the batch that closes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
+    """Keeps `depth` batches outstanding. A batch that is being trained on counts among them: groups launched meanwhile
+    would otherwise be one version older than counted.
+
+    `max_defer`: prompts that history predicts to be long are put off, and run together in a step of their own once
+    there are N of them or the first has waited so many steps (history deferral; None = never). Nothing is wasted and
+    nothing is censored: the choice uses only what is known before sampling.
     """
-    count = min(view.batch_groups, view.num_ready)
-    complete = count == view.batch_groups or (view.exhausted and view.num_live == 0 and count > 0)
-    if not complete or not freshness.may_close(view):
+
+    depth: float = 1.0
+    max_defer: int | None = None
+    censors: bool = False
+
+    def launch(self, view: PoolView) -> Sequence[Action]:
+        missing = math.ceil(self.depth * view.batch_groups - 1e-9) - outstanding(view)
+        if missing <= 0 or (view.exhausted and not view.num_deferred):
+            return ()
+        if self.max_defer is None:
+            return (Launch(missing),)
+        if self._long_is_due(view):
+            return (Launch(min(missing, max(1, view.batch_groups - view.num_long)), long=True),)
+        return (Launch(missing, defer_above=view.defer_above),)
+
+    def _long_is_due(self, view: PoolView) -> bool:
+        if not view.num_deferred:
+            return view.exhausted
+        waited = view.version - view.oldest_deferred
+        begun = 0 < view.num_long < view.batch_groups and view.num_long == view.num_live + view.num_ready
+        return begun or view.exhausted or view.num_deferred >= view.batch_groups or waited >= (self.max_defer or 0)
+
+    def complete(self, view: PoolView) -> bool:
+        return view.num_ready + view.num_committed >= view.batch_groups
+
+    def leave(self, view: PoolView, batch: Sequence[int]) -> Sequence[Action]:
         return ()
-    return (CloseBatch(tuple(view.ready(count))), ParkAll())
 
 
-def refill(view: PoolView, depth: float) -> Sequence[Action]:
-    """Launches groups until `depth` batches are live or ready, so that a dropped group is replaced at once."""
-    missing = math.ceil(depth * view.batch_groups - 1e-9) - view.num_live - view.num_ready
-    return (Launch(missing),) if missing > 0 and not view.exhausted else ()
+@dataclass(frozen=True, slots=True)
+class ShortLong:
+    """Tail batching as published: short rounds of `over_prompts` x N prompts with `over_members` x G members each, of
+    which the first N whole groups are kept and the rest is thrown away, its prompts put off; once N of them have come
+    together (or the first has waited `max_defer` steps) a long round runs them from scratch and waits for all.
+
+    It censors: who is long must be drawn short, or wait for a long round.
+    """
+
+    over_prompts: float = 1.25
+    over_members: float = 1.0
+    max_defer: int = 10
+    censors: bool = True
+
+    @property
+    def depth(self) -> float:
+        return self.over_prompts
+
+    def launch(self, view: PoolView) -> Sequence[Action]:
+        live = outstanding(view)
+        if view.num_long or (live and not view.num_live + view.num_ready):
+            missing = view.batch_groups - live if view.num_long else 0
+            return (Launch(missing, long=True),) if missing > 0 and self._more(view) else ()
+        if live == 0 and self._long_is_due(view):
+            return (Launch(view.batch_groups, long=True),)
+        wanted = math.ceil(self.over_prompts * view.batch_groups - 1e-9) if live == 0 else view.batch_groups
+        missing = wanted - live
+        if missing <= 0 or view.exhausted:
+            return ()
+        return (Launch(missing, extra=math.ceil((self.over_members - 1) * view.group_size - 1e-9)),)
+
+    def _more(self, view: PoolView) -> bool:
+        return view.num_deferred > 0 or not view.exhausted
+
+    def _long_is_due(self, view: PoolView) -> bool:
+        waited = view.version - view.oldest_deferred
+        aged = view.num_deferred > 0 and (waited >= self.max_defer or view.exhausted)
+        return aged or view.num_deferred >= view.batch_groups
+
+    def complete(self, view: PoolView) -> bool:
+        return view.num_ready + view.num_committed >= view.batch_groups
+
+    def leave(self, view: PoolView, batch: Sequence[int]) -> Sequence[Action]:
+        kept = set(batch)
+        return [DropGroup(group, DropReason.SURPLUS, defer=True) for group in view.live() if group not in kept]
 
 
-def fill(view: PoolView) -> Sequence[Action]:
-    """Starts the head of the queue, each rollout on the engine with the smallest share of its capacity in use."""
-    if not view.num_queued:
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Tail batching with the weights frozen over the rounds of a step and all tokens kept: in effect a batch `rounds`
+    times as large, of which `over_prompts` / `rounds` are live at a time. The view's N is the whole of it."""
+
+    rounds: int = 5
+    over_prompts: float = 1.25
+    censors: bool = False
+    depth: float = 1.0
+
+    def launch(self, view: PoolView) -> Sequence[Action]:
+        at_a_time = math.ceil(self.over_prompts * view.batch_groups / self.rounds - 1e-9)
+        missing = min(at_a_time - view.num_live, view.batch_groups - outstanding(view))
+        return (Launch(missing),) if missing > 0 and not view.exhausted else ()
+
+    def complete(self, view: PoolView) -> bool:
+        return view.num_ready + view.num_committed >= view.batch_groups
+
+    def leave(self, view: PoolView, batch: Sequence[int]) -> Sequence[Action]:
         return ()
-    seats = [(seat.load / seat.capacity, i, seat.load, seat) for i, seat in enumerate(view.seats())]
-    heapify(seats)
-    actions: list[Action] = []
-    for rollout in view.queue() if seats else ():
-        _, i, load, seat = seats[0]
-        actions.append(Start(rollout.id, seat.name))
-        if load + 1 < seat.capacity:
-            heapreplace(seats, ((load + 1) / seat.capacity, i, load + 1, seat))
-        else:
-            heappop(seats)
-        if not seats:
-            break
-    return actions

@@ -142,7 +142,7 @@ class Clockwork:
                 self._begin(now)
         elif now - self._since <= SLACK_S + SLACK * now:
             self._begin(self._since)
-        elif self._doing is Doing.DECODE:
+        else:
             self._look_ahead()
 
     def freeze(self) -> None:
@@ -158,10 +158,8 @@ class Clockwork:
         if self._doing is not Doing.NOTHING:
             self._end = now + (self._end - now) * factor / self.scale
         self.scale = factor
-        if self._doing is Doing.DECODE:
+        if self._doing is not Doing.NOTHING:
             self._look_ahead()
-        elif self._doing is Doing.PREFILL:
-            self._due = self._end
 
     def swap(self, version: int, now: float) -> None:
         """New weights serve from the next token on. KV of the old ones is recomputed, unless it is kept over swaps."""
@@ -190,19 +188,29 @@ class Clockwork:
         if self._blocked:
             self._count_refused(due)
         if self._doing is Doing.PREFILL:
-            self.meters.prefill_s += due - self._since
-            self._missing = 0
-            self._blocks += 1
-        else:
+            self._finish_block()
+        if self._ahead:
             self._book(self._ahead, due)
-            ends = self._ends
-            while ends and (ends[0][0] <= self.steps or ends[0][2].order != ends[0][1]):
-                _, order, row = heappop(ends)
-                if row.order == order:
-                    self._leave(row)
-                    row.order = GONE
-                    self.out.append((row, EngineFinish.STOP if row.stops else EngineFinish.LENGTH))
+            self._ends_due()
         self._begin(due)
+
+    def _ends_due(self) -> None:
+        """Rows whose last step is done leave."""
+        ends, steps = self._ends, self.steps
+        while ends and (ends[0][0] <= steps or ends[0][2].order != ends[0][1]):
+            _, order, row = heappop(ends)
+            if row.order == order:
+                self._leave(row)
+                row.order = GONE
+                self.out.append((row, EngineFinish.STOP if row.stops else EngineFinish.LENGTH))
+
+    def _finish_block(self) -> None:
+        """The prefill block in progress ends at `_end`, and a decode step begins."""
+        self.meters.prefill_s += self._end - self._since
+        self._missing = 0
+        self._blocks += 1
+        self._since = self._end
+        self._doing = Doing.DECODE
 
     def _begin(self, at: float) -> None:
         """At a boundary: makes room, lets rows in, and begins a prefill block or a decode step."""
@@ -221,7 +229,8 @@ class Clockwork:
             self._doing, self._due = Doing.NOTHING, NEVER
         elif self._missing and model.prefill_token_s:
             self._doing = Doing.PREFILL
-            self._due = self._end = at + self._missing * model.prefill_token_s * self.scale
+            self._end = at + self._missing * model.prefill_token_s * self.scale
+            self._look_ahead()
         else:
             self._missing = 0
             self._blocks += 1
@@ -284,21 +293,19 @@ class Clockwork:
         return bool(self._missing) and row.block == self._blocks
 
     def _look_ahead(self) -> None:
-        """Sets `_due` to the end of the step at which something changes: a row's end, KV full, an arrival let in."""
-        ends, rows = self._ends, len(self.running)
+        """Sets `_due` to the boundary at which something changes: a row's end, KV full, an arrival that is let in."""
+        ends, rows, model, first = self._ends, len(self.running), self.model, self._doing is Doing.DECODE
         while ends[0][2].order != ends[0][1]:
             heappop(ends)
         ahead = ends[0][0] - self.steps
-        model = self.model
-        if ahead > 1:
-            if model.kv_capacity and rows > 1:
-                ahead = min(ahead, (model.kv_capacity - self.kv) // rows)
-            if self.waiting and rows < model.slots and not self._blocked:
-                ahead = 1
+        if model.kv_capacity and rows > 1:
+            ahead = min(ahead, (model.kv_capacity - self.kv) // rows)
+        if self.waiting and rows < model.slots and not self._blocked:
+            ahead = 1 if first else 0
         self._ahead = ahead
         self._due = self._end
-        if ahead > 1:
-            self._due += model.steps_s(rows, self.kv + rows, ahead - 1) * self.scale
+        if ahead > first:  # in a step `_end` is that of the first of them, in a block that of the block
+            self._due += model.steps_s(rows, self.kv + rows * first, ahead - first) * self.scale
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -312,8 +319,17 @@ class Clockwork:
         if self._doing is Doing.NOTHING:
             self.meters.idle_s += max(0.0, now - self._since)
             self._since = now
-        elif self._doing is Doing.DECODE and self._ahead > 1 and self._end <= limit:
-            model, rows = self.model, len(self.running)
+        elif self._end <= limit:
+            self._whole_steps(limit)
+        self._seen = now
+
+    def _whole_steps(self, limit: float) -> None:
+        """Books the block and the decode steps that have ended by `limit`, which is before `_due`."""
+        model, rows = self.model, len(self.running)
+        if self._doing is Doing.PREFILL:
+            self._finish_block()
+            self._end += model.step_s(rows, self.kv) * self.scale
+        if self._ahead > 1 and self._end <= limit:
             more = model.steps_in(rows, self.kv + rows, (limit - self._end) / self.scale)
             more = min(more, self._ahead - 2)
             end = self._end + model.steps_s(rows, self.kv + rows, more) * self.scale
@@ -321,9 +337,8 @@ class Clockwork:
             self._ahead -= 1 + more
             self._since = end
             self._end = end + model.step_s(rows, self.kv) * self.scale
-            if model.kv_capacity:
-                self.idle.shrink(model.kv_capacity - self.kv - rows)
-        self._seen = now
+        if model.kv_capacity:
+            self.idle.shrink(model.kv_capacity - self.kv - rows)
 
     def _stand_still(self, now: float) -> None:
         passed = now - self._seen

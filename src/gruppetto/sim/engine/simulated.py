@@ -131,7 +131,7 @@ class SimEngine(Engine):
         self._paused = False
         self._run()
         self._clockwork.thaw()
-        self._turn()
+        self._turn(changed=True)
 
     async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
         await self._answering()
@@ -200,7 +200,7 @@ class SimEngine(Engine):
             self._hung = None
             if not self._paused and self._dead is None:
                 self._clockwork.thaw()
-                self._turn()
+                self._turn(changed=True)
 
     async def close(self) -> None:
         if self._dead is None:
@@ -257,7 +257,7 @@ class SimEngine(Engine):
             for row in rows:
                 if self._here.get(row.rid) is row:
                     self._hand_back(row, EngineFinish.ABORT)
-            self._turn()
+            self._turn(changed=True)
         return len(rows)
 
     def _run(self) -> None:
@@ -267,7 +267,7 @@ class SimEngine(Engine):
             if self._clockwork.out:
                 self._deliver()
 
-    def _turn(self) -> None:
+    def _turn(self, changed: bool = False) -> None:
         """Plays the time since the last look, takes in who has come, and sets the one timer."""
         if self._turn_due is not None:
             self._turn_due.cancel()
@@ -281,7 +281,9 @@ class SimEngine(Engine):
         if self._entering:
             entering, self._entering = self._entering, []
             work.enter(entering, now)
-        work.settle(now)
+            changed = True
+        if changed:
+            work.settle(now)
         self._schedule()
 
     def _deliver(self) -> None:

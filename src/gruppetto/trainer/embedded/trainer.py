@@ -87,14 +87,22 @@ class EmbeddedTrainer(Trainer):
         """Loads the model, and a frozen copy when loss.kl_coef > 0. Raises `UserError` for a model it cannot train."""
         await self._run(self._start)
 
-    async def forward_backward(self, samples: Sequence[Sample]) -> None:
-        """Adds the samples' unnormalised gradients. Raises `RunError` when not started, closed, or on a bad sample."""
+    async def forward_backward(self, samples: Sequence[Sample], *, share: float = 1.0) -> None:
+        """Adds the samples' unnormalised gradients; `share` changes nothing here.
+
+        Raises `RunError` when not started, closed, or on a bad sample.
+        """
         self._cancelled.clear()
         try:
             await self._run(self._forward_backward, samples)
         except asyncio.CancelledError:
             self._cancelled.set()
             raise
+
+    async def drop_gradients(self) -> None:
+        """Forgets what was accumulated; also when it was closed or never started."""
+        if self._model is not None and not self._closed.is_set():
+            await self._run(self._drop_gradients)
 
     async def optim_step(self) -> Mapping[str, float]:
         """Normalises, clips, applies; `version` + 1. Besides the contract's metrics: logprob_diff/max, is_ratio/mean,

@@ -1,0 +1,59 @@
+"""When an engine takes new weights, where every rollout keeps the version that it began with (DORA's window).
+
+An engine that holds nothing takes the newest weights at once. After a publish the rollouts of an older version are
+drawn together on as few of their engines as hold them, and the engines that this empties go over to the new version.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gruppetto.scheduler.actions import Action, Park, Update
+from gruppetto.scheduler.views import EngineView, PoolView
+
+
+def update(view: PoolView) -> Sequence[Action]:
+    """Engines that go over to the newest weights now, or rollouts that make room for it."""
+    behind = [engine for engine in view.engines() if engine.version < view.version and not engine.updating]
+    if not behind or view.training:
+        return ()
+    by_version: dict[int, list[EngineView]] = defaultdict(list)
+    for engine in behind:
+        by_version[engine.version].append(engine)
+    waiting = _waiting_by_version(view)
+    empty = [
+        engine.name
+        for version, engines in by_version.items()
+        for engine in _spare(engines, waiting.get(version, 0))
+        if not engine.load
+    ]
+    if empty:
+        return (Update(tuple(empty)),)
+    parked = [
+        rollout.id
+        for version, engines in by_version.items()
+        for engine in _spare(engines, waiting.get(version, 0))
+        for rollout in view.running_on(engine.name)
+    ]
+    return (Park(tuple(parked)),) if parked else ()
+
+
+def _spare(engines: Sequence[EngineView], waiting: int) -> list[EngineView]:
+    """Those that the version's rollouts do not need: the emptiest beyond what all of them fit on."""
+    needed, room = 0, 0
+    rollouts = sum(engine.load for engine in engines) + waiting
+    fullest = sorted(engines, key=lambda engine: -engine.load)
+    while needed < len(fullest) and room < rollouts:
+        room += fullest[needed].slots
+        needed += 1
+    return fullest[needed:]
+
+
+def _waiting_by_version(view: PoolView) -> dict[int, int]:
+    waiting: dict[int, int] = defaultdict(int)
+    for rollout in view.queue():
+        if rollout.oldest is None:
+            break
+        waiting[rollout.oldest] += 1
+    return waiting

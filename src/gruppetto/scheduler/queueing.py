@@ -1,0 +1,78 @@
+"""The queue of rollouts that may start: resumed ones by age, then new ones in the scheduling policy's order.
+
+Promises: a rollout that has tokens and waits only for a slot goes before every new one, oldest token first, so nobody
+starves whatever the order of the new ones is; adding, removing and looking at the head do not grow with the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gruppetto.scheduler.beliefs.lengths import LengthBelief
+from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
+from gruppetto.scheduler.policies.order import Fifo, Order
+from gruppetto.scheduler.sorted_queue import SortedQueue
+
+RESUMED, NEW = 0, 1
+
+
+class RolloutQueue:
+    """`order` ranks new rollouts; with `finish_first` the resumed ones of one age go by progress, most first."""
+
+    def __init__(self, order: Order | None = None, *, finish_first: bool = False) -> None:
+        self._order: Order = order or Fifo()
+        self._finish_first = finish_first
+        self._entries: SortedQueue[tuple[float, ...], RolloutEntry] = SortedQueue()
+        self._arrivals = 0
+        self.lengths: LengthBelief | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[RolloutEntry]:
+        return iter(self._entries)
+
+    def add(self, entry: RolloutEntry, *, resumed: bool) -> None:
+        """`resumed`: by age; otherwise in the scheduling policy's order."""
+        entry.queue_key = self._resumed_key(entry) if resumed else self._new_key(entry)
+        self._entries.add(entry.queue_key, entry)
+
+    def remove(self, entry: RolloutEntry) -> None:
+        """Takes it out."""
+        assert entry.queue_key is not None
+        self._entries.remove(entry.queue_key)
+        entry.queue_key = None
+
+    def learned(self, group: GroupEntry) -> None:
+        """A member of `group` has finished: what is left of its siblings is known better."""
+        if self._order.rekeys:
+            for entry in group.members:
+                if entry.queue_key is not None and entry.queue_key[0] == NEW:
+                    self.remove(entry)
+                    self.add(entry, resumed=False)
+
+    def believe(self, lengths: LengthBelief | None) -> None:
+        """New beliefs about lengths. O(queue)."""
+        self.lengths = lengths
+        if self._order.rekeys or self._order.needs_belief:
+            self._requeue()
+
+    def follow(self, order: Order, *, finish_first: bool) -> None:
+        """Another order from here on. O(queue)."""
+        if (order, finish_first) != (self._order, self._finish_first):
+            self._order, self._finish_first = order, finish_first
+            self._requeue()
+
+    def _requeue(self) -> None:
+        for entry in list(self._entries):
+            resumed = entry.queue_key is not None and entry.queue_key[0] == RESUMED
+            self.remove(entry)
+            self.add(entry, resumed=resumed)
+
+    def _resumed_key(self, entry: RolloutEntry) -> tuple[float, ...]:
+        self._arrivals += 1
+        age = entry.oldest if entry.oldest is not None else entry.started_version
+        return (RESUMED, age, -entry.tokens if self._finish_first else 0, self._arrivals)
+
+    def _new_key(self, entry: RolloutEntry) -> tuple[float, ...]:
+        return (NEW, *self._order.key(entry, entry.group, self.lengths))

@@ -1,0 +1,116 @@
+"""Engines as the scheduler counts them: slots in use, KV in use, KV left behind by rollouts that may come back.
+
+Owns no rollout. Promises: all calls O(log engines) or less, except `close`, which is rare; `open` holds exactly the
+engines that serve and have a slot.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from gruppetto.scheduler.entries import EngineSeat, RolloutEntry
+
+
+class Seating:
+    """The account of all engines."""
+
+    def __init__(self, seats: Sequence[EngineSeat]) -> None:
+        self._seats = {seat.name: seat for seat in seats}
+        self._by_index = list(seats)
+        self._open = [seat.index for seat in seats if seat.capacity]
+        self._slots = sum(seat.slots for seat in seats if seat.capacity)
+        self._used = 0
+
+    def __getitem__(self, engine: str) -> EngineSeat:
+        return self._seats[engine]
+
+    def find(self, engine: str) -> EngineSeat | None:
+        """The engine while it serves."""
+        seat = self._seats.get(engine)
+        return seat if seat is not None and seat.capacity else None
+
+    @property
+    def serving(self) -> list[EngineSeat]:
+        """Engines that serve."""
+        return [seat for seat in self._by_index if seat.capacity]
+
+    @property
+    def open(self) -> list[EngineSeat]:
+        """Engines that serve and have a slot."""
+        return [self._by_index[index] for index in self._open]
+
+    @property
+    def free_slots(self) -> int:
+        """Slots of serving engines that hold no rollout. O(1)."""
+        return self._slots - self._used
+
+    def has_room(self, engine: str) -> bool:
+        """Whether it serves and has a slot."""
+        seat = self._seats.get(engine)
+        return seat is not None and seat.load < seat.capacity and not seat.updating
+
+    def sit(self, entry: RolloutEntry, engine: str, may_make: int) -> None:
+        """`entry` runs on `engine` and may make so many tokens before it comes back."""
+        self.release(entry)
+        seat = self._seats[engine]
+        entry.engine, entry.reserved = engine, entry.context + may_make
+        seat.kv_running += entry.reserved
+        self._load(seat, 1)
+
+    def rise(self, entry: RolloutEntry, *, keeps_kv: bool) -> None:
+        """`entry` has left its engine, where its KV stays if it may come back."""
+        assert entry.engine is not None
+        seat = self._seats[entry.engine]
+        seat.kv_running -= entry.reserved
+        entry.engine, entry.reserved = None, 0
+        self._load(seat, -1)
+        if keeps_kv and seat.capacity:
+            entry.home, entry.reserved = seat.name, entry.context
+            seat.kv_held += entry.reserved
+
+    def release(self, entry: RolloutEntry) -> None:
+        """The KV that `entry` left behind is no longer kept for it."""
+        if entry.home is not None:
+            self._seats[entry.home].kv_held -= entry.reserved
+            entry.home, entry.reserved = None, 0
+
+    def keep_out(self, engine: str, keep_out: bool) -> None:
+        """Whether an engine that serves takes new weights, and no new rollouts, for a while."""
+        seat = self._seats[engine]
+        seat.updating = keep_out
+        self._relist(seat)
+
+    def remove(self, engine: str) -> None:
+        """It serves no more."""
+        seat = self._seats[engine]
+        if seat.capacity:
+            self._slots -= seat.slots
+            self._used -= min(seat.load, seat.slots)
+        seat.capacity = 0
+        self._relist(seat)
+
+    def restore(self, engine: str, capacity: int) -> None:
+        """It serves again."""
+        seat = self._seats[engine]
+        if not seat.capacity:
+            self._slots += seat.slots
+            self._used += min(seat.load, seat.slots)
+        seat.capacity = capacity
+        self._relist(seat)
+
+    def _load(self, seat: EngineSeat, change: int) -> None:
+        if seat.capacity:
+            self._used += min(seat.load + change, seat.slots) - min(seat.load, seat.slots)
+        seat.load += change
+        if seat.load >= seat.capacity or seat.load - change >= seat.capacity:
+            self._relist(seat)
+
+    def _relist(self, seat: EngineSeat) -> None:
+        at = bisect_left(self._open, seat.index)
+        listed = at < len(self._open) and self._open[at] == seat.index
+        wanted = self.has_room(seat.name)
+        if wanted and not listed:
+            insort(self._open, seat.index)
+        elif listed and not wanted:
+            del self._open[at]

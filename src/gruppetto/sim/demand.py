@@ -1,0 +1,110 @@
+"""What each rollout of a simulated run asks for: from its place in the pool to a draw of the workload.
+
+Promise: lengths depend on the seed, the task, the how-manieth launch of it and the member alone, so that scheduling
+policies are compared on the same rollouts; a fresh start in a long round is another draw of the same prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from gruppetto.agents.base import Environment, Observation
+from gruppetto.data.base import TaskSource
+from gruppetto.engines.base import GenerateRequest
+from gruppetto.scheduler.entries import RolloutEntry
+from gruppetto.sim.engine import Zeros
+from gruppetto.sim.workload.base import Demand, Turn
+from gruppetto.types import NO_VERSION, Rollout, Segment, Task, TokenKind
+
+AGAIN = 1000
+"""Added to the member of a fresh start, so that it is drawn anew."""
+
+PLANS_HELD = 1 << 18
+
+Plan = tuple[tuple[int, ...], tuple[Turn, ...]]
+"""Model tokens at which each turn ends, counted from the rollout's start; and the turns (empty: a single one)."""
+
+
+class SimTasks(TaskSource):
+    """Launch i is of task i % `size` (every task is new where `size` is 0). Prompts have the workload's length."""
+
+    def __init__(self, demand: Demand, seed: int, *, size: int = 0, limit: int | None = None) -> None:
+        self._demand, self._seed, self._size, self._limit = demand, seed, size, limit
+        self._next = 0
+
+    def take(self, count: int) -> list[Task]:
+        end = self._next + count if self._limit is None else min(self._next + count, self._limit)
+        tasks = [self._task(launch) for launch in range(self._next, end)]
+        self._next = end
+        return tasks
+
+    def state(self) -> Mapping[str, Any]:
+        return {"next": self._next}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._next = int(state["next"])
+
+    def _task(self, launch: int) -> Task:
+        key = launch % self._size if self._size else launch
+        prompt = range(self._demand.prompt(self._seed, launch, key))
+        return Task(id=f"sim:{key}", prompt_ids=prompt, extra={"launch": launch, "key": key})
+
+
+class Plans:
+    """What rollouts will do, drawn when first asked for. `entries` finds a rollout by its id."""
+
+    def __init__(self, demand: Demand, seed: int, *, turns: bool) -> None:
+        self._demand, self._seed, self.turns = demand, seed, turns
+        self.entries: Mapping[str, RolloutEntry] = {}
+        self._draw = lru_cache(maxsize=PLANS_HELD)(self._drawn)
+
+    def of(self, entry: RolloutEntry) -> Plan:
+        """The plan of a rollout."""
+        extra, group = entry.group.task.extra, entry.group
+        return self._draw(extra["launch"], extra["key"], entry.member + AGAIN * group.long)
+
+    def length(self, entry: RolloutEntry) -> int:
+        """Model tokens of the whole rollout."""
+        return self.of(entry)[0][-1]
+
+    def turn_end(self, request: GenerateRequest) -> int:
+        """Model tokens, counted from the rollout's start, at which this call stops by itself."""
+        entry = self.entries[request.rid]
+        ends = self.of(entry)[0]
+        return ends[min(entry.turns, len(ends) - 1)]
+
+    def _drawn(self, launch: int, key: int, member: int) -> Plan:
+        if not self.turns:
+            return (self._demand.length(self._seed, launch, member, key),), ()
+        turns = self._demand.turns(self._seed, launch, member, key)
+        return tuple(accumulate(turn.model_tokens for turn in turns)), turns
+
+
+class SimTools(Environment):
+    """Sleeps as long as the workload's tool takes, and answers with its observation."""
+
+    def __init__(self, plans: Plans) -> None:
+        self._plans = plans
+
+    async def step(self, rollout: Rollout) -> Observation:
+        entry = self._plans.entries[rollout.id]
+        ends, turns = self._plans.of(entry)
+        if entry.turns >= len(ends):
+            return Observation((), done=True, seconds=0.0)
+        turn = turns[entry.turns - 1]
+        await asyncio.sleep(turn.tool_s)
+        count = turn.observation_tokens
+        segments = (Segment(TokenKind.ENVIRONMENT, NO_VERSION, range(count), Zeros(count)),) if count else ()
+        return Observation(segments, done=False, seconds=turn.tool_s)
+
+
+def has_turns(demand: Demand, seed: int, look: int = 64) -> bool:
+    """Whether any of the first rollouts takes more than one turn."""
+    return any(len(demand.turns(seed, group, member, group)) > 1 for group in range(look) for member in range(4))
+
+
+Lengths = Callable[[GenerateRequest], int]
