@@ -4,10 +4,11 @@
 
 Everything is one core's CPU time of the code that also trains, on virtual time over simulated stages.
 step_8192x64.cpu_s: one step of 8,192 rollouts on 64 engines, with training, record and run folder (best of 3); bar
-1.5 s. turns_8192x10.cpu_s: the same rollouts with 10 turns of a tool each; bar 10 s. rollouts_131072x1024.cpu_s: 131,072
-rollouts on 1,024 engines; bar 30 s. decide_us_per_event.<rollouts in the pool>: CPU inside `decide` over the rollouts
-that came back. bytes_per_live_rollout: what Python holds for one that is on an engine, by tracemalloc (simulated tokens
-weigh nothing); bar 1500.
+1.5 s. turns_8192x10.cpu_s: the same rollouts with 10 turns of a tool each; bar 10 s.
+rollouts_131072x1024.cpu_s: 131,072 rollouts on 1,024 engines; bar 30 s.
+decide_us_per_event.<rollouts in the pool>: CPU inside `decide` over the rollouts that came back.
+bytes_per_live_rollout: what Python holds for one that is on an engine, by tracemalloc (simulated tokens weigh nothing);
+bar 1500.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class _JumpingSelector(selectors.SelectSelector):
         super().__init__()
         self.time = 0.0
         self._files = 0
-        self._turns = 0
+        self.turns = 0
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = super().register(fileobj, events, data)
@@ -73,9 +73,9 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """`timeout` is 0 where something can run at once, None where no timer is left."""
-        self._turns += 1
-        if self._files > 1 or timeout is None or self._turns >= _LOOK_EVERY:
-            self._turns = 0
+        self.turns += 1
+        if self._files > 1 or timeout is None or self.turns >= _LOOK_EVERY:
+            self.turns = 0
             if ready := super().select(0):
                 return ready
         if timeout != 0 and not self.loop.has_ready():
@@ -105,6 +105,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.time
+
+    def _run_once(self) -> None:
+        """One turn, as asyncio does it. Where only callbacks are due it runs them and leaves the rest of that out."""
+        ready, jumping = self._ready, self._jumping
+        timer_due = self._scheduled and self._scheduled[0].when() < jumping.time + self._clock_resolution
+        if not ready or timer_due or jumping.turns >= _LOOK_EVERY or self.get_debug():
+            super()._run_once()  # type: ignore[misc]
+            return
+        jumping.turns += 1
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def has_ready(self) -> bool:
         """Something can run at once."""
