@@ -109,7 +109,10 @@ class RolloutCalls:
         step = self._step(_rollout(entry, task))
         call = _Act(entry.id, now(), step)
         self._acting.add(call)
-        step.add_done_callback(partial(self._observed, call))
+        if step.done():
+            self._observed(call, step)
+        else:
+            step.add_done_callback(partial(self._observed, call))
 
     def score(self, entry: RolloutEntry, task: Task) -> None:
         """Sends a finished rollout to the reward."""
