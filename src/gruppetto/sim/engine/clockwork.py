@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
 from gruppetto.engines.base import EngineFinish
@@ -33,12 +32,8 @@ SLACK = 4e-15
 """The same as a share of the time since the clock's zero: rounding of sums."""
 
 
-class Doing(IntEnum):
-    """What the engine is in the middle of."""
-
-    NOTHING = 0
-    PREFILL = 1
-    DECODE = 2
+NOTHING, PREFILL, DECODE = 0, 1, 2
+"""What an engine is in the middle of."""
 
 
 class Clockwork:
@@ -61,7 +56,7 @@ class Clockwork:
         """(decode steps when it was committed, version), ascending."""
         self.frozen = False
         self.scale = 1.0
-        self._doing = Doing.NOTHING
+        self._doing = NOTHING
         self._since = 0.0
         """Everything before it is booked; where a step or block is in progress, its begin (pauses left out)."""
         self._end = 0.0
@@ -137,7 +132,7 @@ class Clockwork:
         """After changes: lets rows in, where this is a boundary, and looks ahead anew."""
         if self.frozen:
             return
-        if self._doing is Doing.NOTHING:
+        if self._doing == NOTHING:
             if self.waiting or self.running:
                 self._begin(now)
         elif now - self._since <= SLACK_S + SLACK * now:
@@ -155,10 +150,10 @@ class Clockwork:
 
     def slow(self, factor: float, now: float) -> None:
         """Every time is `factor` times the model's from now on, also the rest of what is in progress."""
-        if self._doing is not Doing.NOTHING:
+        if self._doing != NOTHING:
             self._end = now + (self._end - now) * factor / self.scale
         self.scale = factor
-        if self._doing is not Doing.NOTHING:
+        if self._doing != NOTHING:
             self._look_ahead()
 
     def swap(self, version: int, now: float) -> None:
@@ -187,7 +182,7 @@ class Clockwork:
         """The end of a block, or of the step that the look ahead stopped at."""
         if self._blocked:
             self._count_refused(due)
-        if self._doing is Doing.PREFILL:
+        if self._doing == PREFILL:
             self._finish_block()
         if self._ahead:
             self._book(self._ahead, due)
@@ -210,7 +205,7 @@ class Clockwork:
         self._missing = 0
         self._blocks += 1
         self._since = self._end
-        self._doing = Doing.DECODE
+        self._doing = DECODE
 
     def _begin(self, at: float) -> None:
         """At a boundary: makes room, lets rows in, and begins a prefill block or a decode step."""
@@ -223,29 +218,30 @@ class Clockwork:
         if self.waiting and len(running) < model.slots:
             self._admit(at)
         rows = len(running)
-        if capacity:
-            self.idle.shrink(capacity - self.kv - rows)
+        if capacity and self.idle.total:
+            self._evict(rows)
         if not rows:
-            self._doing, self._due = Doing.NOTHING, NEVER
+            self._doing, self._due = NOTHING, NEVER
         elif self._missing and model.prefill_token_s:
-            self._doing = Doing.PREFILL
+            self._doing = PREFILL
             self._end = at + self._missing * model.prefill_token_s * self.scale
             self._look_ahead()
         else:
             self._missing = 0
             self._blocks += 1
-            self._doing = Doing.DECODE
+            self._doing = DECODE
             self._end = at + model.step_s(rows, self.kv) * self.scale
             self._look_ahead()
 
     def _admit(self, at: float) -> None:
         waiting, running, capacity, slots = self.waiting, self.running, self.model.kv_capacity, self.model.slots
         while waiting and len(running) < slots:
-            rid, row = next(iter(waiting.items()))
+            rid, row = waiting.popitem(last=False)
             if capacity and running and self.kv + len(running) + row.context + 1 > capacity:
+                waiting[rid] = row
+                waiting.move_to_end(rid, last=False)
                 self._blocked, self._seen = True, at
                 return
-            del waiting[rid]
             cached = min(self.idle.take(rid), row.context)
             if not row.sent:
                 self._take_prefill(row, cached)
@@ -256,8 +252,8 @@ class Clockwork:
             running[rid] = row
             self.kv += row.context
             heappush(self._ends, (self.steps + row.left, row.order, row))
-            if capacity:
-                self.idle.shrink(capacity - self.kv - len(running))
+            if capacity and self.idle.total:
+                self._evict(len(running))
 
     def _take_prefill(self, row: Row, cached: int) -> None:
         row.cached = cached
@@ -286,15 +282,20 @@ class Clockwork:
         del self.running[row.rid]
         self.kv -= held
         self.idle.put(row.rid, row.cached if in_block else held)
-        if self.model.kv_capacity:  # one that had the engine to itself may have held more than fits
-            self.idle.shrink(self.model.kv_capacity - self.kv)
+        self._evict(0)  # one that had the engine to itself may have held more than fits
+
+    def _evict(self, more: int) -> None:
+        """Idle KV gives way to what the rows hold and `more` tokens."""
+        capacity = self.model.kv_capacity
+        if capacity and self.idle.total + self.kv + more > capacity:
+            self.idle.shrink(capacity - self.kv - more)
 
     def _in_block(self, row: Row) -> bool:
         return bool(self._missing) and row.block == self._blocks
 
     def _look_ahead(self) -> None:
         """Sets `_due` to the boundary at which something changes: a row's end, KV full, an arrival that is let in."""
-        ends, rows, model, first = self._ends, len(self.running), self.model, self._doing is Doing.DECODE
+        ends, rows, model, first = self._ends, len(self.running), self.model, self._doing == DECODE
         while ends[0][2].order != ends[0][1]:
             heappop(ends)
         ahead = ends[0][0] - self.steps
@@ -316,7 +317,7 @@ class Clockwork:
             return
         if self._blocked:
             self._count_refused(now)
-        if self._doing is Doing.NOTHING:
+        if self._doing == NOTHING:
             self.meters.idle_s += max(0.0, now - self._since)
             self._since = now
         elif self._end <= limit:
@@ -326,7 +327,7 @@ class Clockwork:
     def _whole_steps(self, limit: float) -> None:
         """Books the block and the decode steps that have ended by `limit`, which is before `_due`."""
         model, rows = self.model, len(self.running)
-        if self._doing is Doing.PREFILL:
+        if self._doing == PREFILL:
             self._finish_block()
             self._end += model.step_s(rows, self.kv) * self.scale
         if self._ahead > 1 and self._end <= limit:
@@ -337,8 +338,7 @@ class Clockwork:
             self._ahead -= 1 + more
             self._since = end
             self._end = end + model.step_s(rows, self.kv) * self.scale
-        if model.kv_capacity:
-            self.idle.shrink(model.kv_capacity - self.kv - rows)
+        self._evict(rows)
 
     def _stand_still(self, now: float) -> None:
         passed = now - self._seen
@@ -352,19 +352,19 @@ class Clockwork:
         rows = len(self.running)
         self.steps += steps
         self.kv += steps * rows
-        if self.model.kv_capacity:
-            self.idle.shrink(self.model.kv_capacity - self.kv)
+        if self.idle.total:
+            self._evict(0)
         self.meters.decoded(rows, steps, end - self._since)
 
     def _abandon(self, now: float, rows: int) -> None:
         """What is in progress ends here without a result; the time it took stays booked as what it was."""
         passed = max(0.0, now - self._since)
-        if self._doing is Doing.DECODE:
+        if self._doing == DECODE:
             self.meters.decoded(rows, 0, passed)
-        elif self._doing is Doing.PREFILL:
+        elif self._doing == PREFILL:
             self.meters.prefill_s += passed
         self._blocks += 1
-        self._doing, self._due, self._since, self._missing = Doing.NOTHING, NEVER, now, 0
+        self._doing, self._due, self._since, self._missing = NOTHING, NEVER, now, 0
 
     def _count_refused(self, now: float) -> None:
         refused = min(len(self.waiting), self.model.slots - len(self.running))
