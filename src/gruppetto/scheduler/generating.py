@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, GenerateResult, Sampling
@@ -32,8 +32,12 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One generate call. `budget`: tokens it may make. `stopping`: an abort of it is under way."""
+    """One generate call. `budget`: tokens it may make. `stopping`: an abort of it is under way.
 
+    It is its future's callback itself (with the owner's context): the least memory that a live rollout can cost.
+    """
+
+    owner: GenerateCalls
     rid: str
     engine: Engine
     made: int
@@ -43,6 +47,10 @@ class _Call:
     late: bool = False
     stopping: bool = False
     pending: asyncio.Future[GenerateResult] | None = None
+
+    def came_back(self, pending: asyncio.Future[GenerateResult]) -> None:
+        """Its future is done."""
+        self.owner.book(self, pending)
 
 
 class GenerateCalls:
@@ -60,6 +68,7 @@ class GenerateCalls:
         }
         self._calls: Deadlines[_Call] = Deadlines(settings.timeout_s, self._overdue)
         self._on: Counter[str] = Counter()
+        self._context = copy_context()
         self.stopping = 0
         """Calls in flight whose abort is under way."""
 
@@ -70,7 +79,7 @@ class GenerateCalls:
 
     def send(self, entry: RolloutEntry, task: Task, engine: str, budget: int, chunk: bool) -> None:
         """One call; see `RolloutCalls.generate`."""
-        call = _Call(entry.id, self.engines[engine], entry.tokens, budget, chunk)
+        call = _Call(self, entry.id, self.engines[engine], entry.tokens, budget, chunk)
         self._calls.add(call)
         self._on[engine] += 1
         try:
@@ -78,7 +87,7 @@ class GenerateCalls:
         except Exception as error:
             self._end(call, _failed(call, error))
         else:
-            call.pending.add_done_callback(partial(self._came_back, call))
+            call.pending.add_done_callback(call.came_back, context=self._context)
 
     def _request(self, entry: RolloutEntry, task: Task, budget: int) -> GenerateRequest:
         token_ids: Sequence[int] = task.prompt_ids
@@ -98,8 +107,8 @@ class GenerateCalls:
 
     # -- back ---------------------------------------------------------------------------------------------------------
 
-    def _came_back(self, call: _Call, pending: asyncio.Future[GenerateResult]) -> None:
-        """Also for a call that was given up: asyncio complains of an exception that nobody has looked at."""
+    def book(self, call: _Call, pending: asyncio.Future[GenerateResult]) -> None:
+        """A call has ended; also one that was given up: asyncio complains of an exception that nobody has looked at."""
         error = asyncio.CancelledError() if pending.cancelled() else pending.exception()
         try:
             event = self._stopped(call, pending.result()) if error is None else _failed(call, error)
