@@ -230,28 +230,28 @@ class Controller:
         self._event("publish_end", version=version)
 
     async def update(self, engines: Sequence[str]) -> None:
-        """The newest weights to these engines, while the others go on."""
+        """The newest weights to these engines, while the others go on; what runs on them is parked."""
         loop = self.stages.loop
         async with self._weights:
             version = self.stages.trainer.version
-            await self._publish_to([e for e in self._serving() if e.name in engines], version)
+            await self._publish_to([e for e in self._serving() if e.name in engines], version, "abort")
             for engine in engines:
                 loop.pool.seating[engine].version = version
 
     async def _publish_to_serving(self, version: int) -> None:
         """An engine that fails is out of the run, and the others are given the version anew."""
+        colocated = self.stages.loop.pool.colocated
         while engines := self._serving():
             try:
-                await self._publish_to(engines, version)
+                await self._publish_to(engines, version, "abort" if colocated else "keep")
             except EngineError as error:
                 self.stages.loop.engine_lost(error.engine, str(error))
             else:
                 return
         raise RunError(f"no engine is left to take weights version {version}")
 
-    async def _publish_to(self, engines: Sequence[Engine], version: int) -> None:
+    async def _publish_to(self, engines: Sequence[Engine], version: int, mode: PauseMode) -> None:
         deadline = self.stages.loop.settings.stall_s
-        mode: PauseMode = "abort" if self.stages.loop.pool.colocated else "keep"
         try:
             async with asyncio.timeout(deadline):
                 for engine in engines:

@@ -74,6 +74,8 @@ def compose(section: SchedulerSection, *, colocated: bool) -> Composed:
         section = section.model_copy(update={"type": "layered"})
     own = {key: value for key, value in section.model_dump(exclude={"type"}).items() if value is not None}
     chosen = PRESETS[section.type] | own
+    if chosen.get("boundary") == "frozen":
+        chosen |= {"unfinished": own.get("unfinished", "wait")}
     k = chosen.get("max_staleness")
     if section.type == "async_bounded":  # its bound is one on admissions: that of ages is enforced by dropping only
         chosen.setdefault("depth", (1 if k is None else k) + 1.0)

@@ -42,13 +42,6 @@ class Yield:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
-    """Stop these running rollouts and keep their tokens."""
-
-    rollouts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ParkAll:
     """Stop every running rollout and keep its tokens. The batch goes to the trainer when all have come back."""
 
@@ -78,9 +71,9 @@ class CloseBatch:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """These engines take the newest weights now."""
+    """These engines take the newest weights now; what runs there is parked and goes on elsewhere."""
 
     engines: tuple[str, ...]
 
 
-Action = Launch | Start | Yield | Park | ParkAll | DropGroup | Commit | CloseBatch | Update
+Action = Launch | Start | Yield | ParkAll | DropGroup | Commit | CloseBatch | Update

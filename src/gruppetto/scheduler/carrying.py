@@ -14,7 +14,6 @@ from gruppetto.scheduler.actions import (
     Commit,
     DropGroup,
     Launch,
-    Park,
     ParkAll,
     Start,
     Update,
@@ -44,9 +43,6 @@ class Carrier:
             case Yield(rollout):
                 loop.pool.yield_(rollout)
                 self._tell("yield", rollout=rollout)
-            case Park(rollouts):
-                loop.pool.stop(rollouts)
-                loop.calls.abort(rollouts)
             case ParkAll():
                 loop.calls.abort_all()
             case DropGroup(group, reason, defer):

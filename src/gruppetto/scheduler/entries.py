@@ -35,8 +35,6 @@ class RolloutEntry:
     failure: str | None = None
     doomed: DropReason | None = None
     """Its group has gone on or has been given up; it is dropped as soon as it comes back."""
-    stopping: bool = False
-    """It has been asked to come back."""
     parks: int = 0
     losses: int = 0
     chunks: int = 0

@@ -272,6 +272,7 @@ class RolloutLoop:
         """Asks the scheduling policy until it wants nothing more."""
         for _ in range(MAX_DECISIONS):
             if self._stopping or self._batch is not None:
+                self._note()
                 return
             actions = self.policy.decide(self.pool, now())
             self.decisions += 1

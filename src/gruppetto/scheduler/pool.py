@@ -247,11 +247,6 @@ class Pool(PoolState):
         """A task goes to the list of the next long round."""
         self.deferred.append(Deferred(task, self.version))
 
-    def stop(self, rollouts: Iterable[str]) -> None:
-        """These running rollouts are asked to come back."""
-        for rollout in rollouts:
-            self._expect(rollout, State.RUNNING).stopping = True
-
     def forget_kv(self) -> None:
         """Engines have let go of all KV that was left behind."""
         for entry in self.rollouts.values():
@@ -304,7 +299,6 @@ class Pool(PoolState):
     def _leave_engine(self, rollout: str, now: float, *, keeps_kv: bool = False) -> RolloutEntry:
         entry = self._expect(rollout, State.RUNNING)
         self.seating.rise(entry, keeps_kv=keeps_kv)
-        entry.stopping = False
         self.num_running -= 1
         if entry.started_at is not None:
             entry.seconds += now - entry.started_at
@@ -328,7 +322,7 @@ class Pool(PoolState):
         away = []
         for entry in entries:
             if entry.state in (State.RUNNING, State.WAITING):
-                entry.doomed, entry.stopping = reason, True
+                entry.doomed = reason
                 away.append(entry)
             else:
                 self._come_home(entry, 0.0)

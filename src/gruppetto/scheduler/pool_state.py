@@ -106,9 +106,6 @@ class PoolState:
     def chunked(self) -> Sequence[RolloutEntry]:
         return list(self._chunked.values()) if self._chunked else ()
 
-    def running_on(self, engine: str) -> Sequence[RolloutEntry]:
-        return [entry for entry in self.rollouts.values() if entry.engine == engine and not entry.stopping]
-
     def ready(self, count: int) -> Sequence[int]:
         return [group for _, _, group in self._ready[:count]]
 

@@ -257,10 +257,6 @@ class PoolView(Protocol):
         """Rollouts that have come to the end of a chunk; each wants a `Start` or a `Yield`."""
         ...
 
-    def running_on(self, engine: str) -> Sequence[RolloutView]:
-        """Rollouts on an engine that have not been asked to come back. O(all that run)."""
-        ...
-
     def ready(self, count: int) -> Sequence[int]:
         """Ids of the first `count` ready groups by (oldest token, time they became ready)."""
         ...

@@ -156,7 +156,7 @@ class _Board:
     def _takes(self, seat: EngineView, rollout: RolloutView) -> bool:
         if self._rule.own_version:
             wanted = self._view.version if rollout.oldest is None else rollout.oldest
-            if seat.version != wanted and wanted in self._versions:
+            if seat.version != wanted and (rollout.oldest is None or wanted in self._versions):
                 return False
         return self._rule._fits(self._view, seat, rollout, self._kv[seat.name], own=seat.name == rollout.home)
 

@@ -1,7 +1,7 @@
 """When an engine takes new weights, where every rollout keeps the version that it began with (DORA's window).
 
-An engine that holds nothing takes the newest weights at once. After a publish the rollouts of an older version are
-drawn together on as few of their engines as hold them, and the engines that this empties go over to the new version.
+After a publish the rollouts of an older version are drawn together on as few of their engines as hold them; the others,
+emptied by that, go over to the new version.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gruppetto.scheduler.actions import Action, Park, Update
+from gruppetto.scheduler.actions import Action, Update
 from gruppetto.scheduler.views import EngineView, PoolView
 
 
 def update(view: PoolView) -> Sequence[Action]:
-    """Engines that go over to the newest weights now, or rollouts that make room for it."""
+    """Engines that go over to the newest weights now."""
     behind = [engine for engine in view.engines() if engine.version < view.version and not engine.updating]
     if not behind or view.training:
         return ()
@@ -22,21 +22,10 @@ def update(view: PoolView) -> Sequence[Action]:
     for engine in behind:
         by_version[engine.version].append(engine)
     waiting = _waiting_by_version(view)
-    empty = [
-        engine.name
-        for version, engines in by_version.items()
-        for engine in _spare(engines, waiting.get(version, 0))
-        if not engine.load
+    spare = [
+        engine.name for version, engines in by_version.items() for engine in _spare(engines, waiting.get(version, 0))
     ]
-    if empty:
-        return (Update(tuple(empty)),)
-    parked = [
-        rollout.id
-        for version, engines in by_version.items()
-        for engine in _spare(engines, waiting.get(version, 0))
-        for rollout in view.running_on(engine.name)
-    ]
-    return (Park(tuple(parked)),) if parked else ()
+    return (Update(tuple(spare)),) if spare else ()
 
 
 def _spare(engines: Sequence[EngineView], waiting: int) -> list[EngineView]:

@@ -58,16 +58,16 @@ class EngineModel:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} = {value}: seconds are finite and not negative; write 0 to leave it out")
+        for rows, accepted, cost in self.speculation:
+            if rows < 0 or accepted <= 0 or cost <= 0:
+                raise UserError(f"speculation {(rows, accepted, cost)}: tokens a step and cost must be above 0")
         if self.step_s(1, 0) == 0 and self.kv_token_s > 0:
             raise UserError("kv_token_s alone is set: a decode step also takes base_s or weights_s; write one above 0")
         if self.kv_capacity < 0:
             raise UserError(f"kv_capacity = {self.kv_capacity}: tokens are not negative; write 0 for no limit")
-        for rows, accepted, cost in self.speculation:
-            if rows < 0 or accepted <= 0 or cost <= 0:
-                raise UserError(f"speculation {(rows, accepted, cost)}: tokens a step and cost must be above 0")
 
     @staticmethod
-    def steps_of(speculation: Mapping[int, tuple[float, float]]) -> tuple[tuple[int, float, float], ...]:
+    def speculating(speculation: Mapping[int, tuple[float, float]]) -> tuple[tuple[int, float, float], ...]:
         """`speculation` from {rows from which it holds: (accepted tokens a step, step time as a multiple)}."""
         return tuple((rows, *speculation[rows]) for rows in sorted(speculation))
 
@@ -107,9 +107,10 @@ class EngineModel:
         weights = params * weight_bytes_per_param
         room = gpu.memory * tp * memory_fraction - weights
         if room < kv_bytes_per_token:
+            least = math.ceil((weights + kv_bytes_per_token) / (gpu.memory * memory_fraction))
             raise UserError(
                 f"{weights / 1e9:.0f} GB of weights do not fit {tp} x {gpu.name} ({memory_fraction:.0%} of "
-                f"{gpu.memory / 1e9:.0f} GB each); use tp = {math.ceil(weights / (gpu.memory * memory_fraction)) + 1}"
+                f"{gpu.memory / 1e9:.0f} GB each); use tp = {least} or more"
             )
         if overhead_s is None:
             overhead_s = 0.5e-3 if tp == 1 else 6e-3
