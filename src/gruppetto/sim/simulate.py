@@ -156,7 +156,7 @@ def engine_model(config: Config) -> EngineModel:
         prefill_token_s=sim.prefill_token_s,
         kv_capacity=sim.kv_tokens,
         prefill_elsewhere=sim.prefill_elsewhere,
-        speculation=EngineModel.steps_of({int(rows): (made, cost) for rows, (made, cost) in sim.speculation.items()}),
+        speculation=EngineModel.speculating({int(rows): (made, cost) for rows, (made, cost) in sim.speculation.items()}),
     )
 
 
