@@ -55,6 +55,22 @@ def test_a_timer_fires_exactly_when_it_is_due(dues):
     assert fired == [(due, due) for due in sorted(dues)]
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
+def test_timers_of_one_instant_fire_in_the_order_they_were_set(timers):
+    """Whatever was cancelled in between."""
+
+    async def main():
+        loop, fired = asyncio.get_running_loop(), []
+        for number, (due, kept) in enumerate(timers):
+            timer = loop.call_at(due, fired.append, (due, number))
+            if not kept:
+                timer.cancel()
+        await asyncio.sleep(5)
+        return fired
+
+    assert run_virtual(main()) == sorted((due, n) for n, (due, kept) in enumerate(timers) if kept)
+
+
 def test_turns_of_the_loop_make_no_system_calls(monkeypatch):
     looks = []
     select = selectors.SelectSelector.select

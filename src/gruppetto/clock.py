@@ -11,12 +11,15 @@ import asyncio
 import selectors
 import time
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from heapq import heappush
+from typing import Any, TypeVar, TypeVarTuple
 
 from gruppetto.errors import StallError
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def now() -> float:
@@ -86,6 +89,20 @@ class _JumpingSelector(selectors.SelectSelector):
         return []
 
 
+class _Timer(asyncio.TimerHandle):
+    """One of the virtual loop's timers. Of those due at the same time the one set first goes first, where asyncio's
+    order depends on the timers that were cancelled before."""
+
+    __slots__ = ("order",)
+
+    order: int
+    _when: float
+    _scheduled: bool
+
+    def __lt__(self, other: _Timer) -> bool:  # type: ignore[override]
+        return self._when < other._when or (self._when == other._when and self.order < other.order)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time: where it would wait for the next timer, its clock jumps to it, exactly.
 
@@ -102,6 +119,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jumping.loop = self
         super().__init__(self._jumping)
         self._clock_resolution = 1e-9
+        self._timers = 0
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        self._timers += 1
+        timer.order, timer._scheduled = self._timers, True
+        heappush(self._scheduled, timer)
+        return timer
 
     def time(self) -> float:
         return self._jumping.time
