@@ -7,7 +7,7 @@ policies are compared on the same rollouts; a fresh start in a long round is ano
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -58,7 +58,7 @@ class Plans:
     """What rollouts will do, drawn when first asked for. `entries` finds a rollout by its id."""
 
     def __init__(self, demand: Demand, seed: int, *, turns: bool) -> None:
-        self._demand, self._seed, self.turns = demand, seed, turns
+        self.demand, self._seed, self.turns = demand, seed, turns
         self.entries: Mapping[str, RolloutEntry] = {}
         self._draw = lru_cache(maxsize=PLANS_HELD)(self._drawn)
 
@@ -79,8 +79,8 @@ class Plans:
 
     def _drawn(self, launch: int, key: int, member: int) -> Plan:
         if not self.turns:
-            return (self._demand.length(self._seed, launch, member, key),), ()
-        turns = self._demand.turns(self._seed, launch, member, key)
+            return (self.demand.length(self._seed, launch, member, key),), ()
+        turns = self.demand.turns(self._seed, launch, member, key)
         return tuple(accumulate(turn.model_tokens for turn in turns)), turns
 
 
@@ -105,6 +105,3 @@ class SimTools(Environment):
 def has_turns(demand: Demand, seed: int, look: int = 64) -> bool:
     """Whether any of the first rollouts takes more than one turn."""
     return any(len(demand.turns(seed, group, member, group)) > 1 for group in range(look) for member in range(4))
-
-
-Lengths = Callable[[GenerateRequest], int]

@@ -6,31 +6,26 @@ the same rollouts. Promise: the same config writes the same run folder, byte for
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gruppetto import __version__
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import Loaded
-from gruppetto.config.schema import Config, SimSection
-from gruppetto.controller import Controller, Stages
+from gruppetto.config.schema import Config
 from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
-from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.sim.demand import Plans, SimTasks, SimTools, has_turns
-from gruppetto.sim.engine import EngineModel, SimEngine
-from gruppetto.sim.failures import plan, read_failures
-from gruppetto.sim.rates import ModelRates
+from gruppetto.sim.demand import Plans, has_turns
+from gruppetto.sim.engine import EngineModel
+from gruppetto.sim.failures import read_failures
 from gruppetto.sim.replay.read import read_trace
-from gruppetto.sim.stages import SimChannel, SimReward, SimTrainer, sketch_batch
 from gruppetto.sim.workload.base import Demand, uniform
 from gruppetto.sim.workload.families import FAMILIES, family
-from gruppetto.trainer.advantages import group_advantages
+from gruppetto.sim.world import Spec, TrainerModel, World
 from gruppetto.types import Rollout, Score
 
 
@@ -72,75 +67,42 @@ def demand_of(workload: str) -> Demand:
 
 async def run(config: Config, demand: Demand, recorder: Recorder) -> None:
     """The run itself, on the running (virtual) loop."""
-    world = build_world(config, demand, recorder)
-    try:
-        await world.start()
-        await world.controller.run()
-    finally:
-        await world.loop.close()
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Everything of one simulated run."""
-
-    config: Config
-    engines: list[SimEngine]
-    plans: Plans
-    loop: RolloutLoop
-    controller: Controller
-
-    async def start(self) -> None:
-        """Engines serve, and what is to fail is on its way."""
-        for engine in self.engines:
-            await engine.start()
-        plan(read_failures(self.config.sim.failures, len(self.engines)), self.engines)
+    await build_world(config, demand, recorder).run()
 
 
 def build_world(config: Config, demand: Demand, recorder: Recorder) -> World:
-    """Stages, loop and controller, not started."""
-    plans = Plans(demand, config.run.seed, turns=has_turns(demand, config.run.seed))
-    model, sim = engine_model(config), config.sim
-    engines = [
-        SimEngine(
-            f"engine-{index}",
-            model=model,
-            length_of=plans.turn_end,
-            context=config.engine.context,
-            kv_on_swap=sim.kv_on_swap,
-        )
-        for index in range(config.engine.count)
-    ]
-    rates = ModelRates(model, len(engines))
+    """Stages and loop, not started."""
+    return World.of(spec_of(config, demand), recorder)
+
+
+def spec_of(config: Config, demand: Demand) -> Spec:
+    """The run in numbers."""
+    sim = config.sim
     settings = replace(  # virtual time is repeatable as it is, and simulated engines need no queue of their own
         loop_settings(config, ()), lockstep=False, engine_queue=0, tool_timeout_s=config.rollout.timeout_s
     )
-    loop = RolloutLoop(
-        settings,
-        build_policy(config),
-        engines,
-        SimReward(_scores(config), sim.score_s),
-        SimTasks(demand, config.run.seed, size=sim.tasks),
-        recorder,
-        SimTools(plans) if plans.turns else None,
-    )
-    plans.entries = loop.pool.rollouts
-    loop.pool.rates = rates
-    stages = Stages(
-        engines=engines,
-        reward=loop.calls.reward,
-        trainer=SimTrainer(sim.train_step_s, sim.train_token_s),
-        channel=SimChannel(sim.publish_s),
-        recorder=recorder,
-        loop=loop,
-        advantages=lambda rewards: group_advantages(rewards, normalize=config.train.normalize_advantage),
-        build_batch=sketch_batch,
+    return Spec(
+        settings=settings,
+        policy=build_policy(config),
+        plans=Plans(demand, config.run.seed, turns=has_turns(demand, config.run.seed)),
+        model=engine_model(config),
+        engines=config.engine.count,
+        steps=config.run.steps,
+        seed=config.run.seed,
+        tasks=sim.tasks,
+        trainer=TrainerModel(
+            step_s=sim.train_step_s,
+            token_s=sim.train_token_s,
+            publish_s=sim.publish_s,
+            switch_s=sim.switch_s,
+            score_s=sim.score_s,
+        ),
+        kv_on_swap=sim.kv_on_swap,
+        score_of=_scores(config),
+        failures=read_failures(sim.failures, config.engine.count),
+        normalize=config.train.normalize_advantage,
         record_rollouts=config.log.rollouts,
-        kv_kept=sim.kv_on_swap == "keep" and not settings.colocated,
-        rates=rates,
-        handover=_handover(sim) if sim.switch_s and settings.colocated else None,
     )
-    return World(config, engines, plans, loop, Controller(stages, steps=config.run.steps))
 
 
 def engine_model(config: Config) -> EngineModel:
@@ -156,15 +118,10 @@ def engine_model(config: Config) -> EngineModel:
         prefill_token_s=sim.prefill_token_s,
         kv_capacity=sim.kv_tokens,
         prefill_elsewhere=sim.prefill_elsewhere,
-        speculation=EngineModel.speculating({int(rows): (made, cost) for rows, (made, cost) in sim.speculation.items()}),
+        speculation=EngineModel.speculating(
+            {int(rows): (made, cost) for rows, (made, cost) in sim.speculation.items()}
+        ),
     )
-
-
-def _handover(sim: SimSection) -> Callable[[], Awaitable[None]]:
-    async def handover() -> None:
-        await asyncio.sleep(sim.switch_s / 2)
-
-    return handover
 
 
 def _scores(config: Config) -> Callable[[Rollout], Score]:
