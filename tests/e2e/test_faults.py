@@ -9,7 +9,7 @@ import pytest
 from e2e.conftest import events_of, metrics_of, rollouts_of, timeless
 from gruppetto.errors import RunError, UserError
 
-PARTIAL = ('scheduler.type="partial"', "scheduler.over_provision=2.0")
+PARTIAL = ('scheduler.type="partial"', "scheduler.depth=2.0")
 LONG = ("run.steps=500", "checkpoint.every=2")
 
 

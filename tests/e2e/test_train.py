@@ -7,7 +7,7 @@ import pytest
 from e2e.conftest import events_of, metrics_of, rollouts_of, timeless
 
 SYNC = ('scheduler.type="sync"',)
-PARTIAL = ('scheduler.type="partial"', "scheduler.over_provision=2.0")
+PARTIAL = ('scheduler.type="partial"', "scheduler.depth=2.0")
 
 
 @pytest.mark.parametrize("scheduler", [SYNC, PARTIAL], ids=["sync", "partial"])

@@ -174,6 +174,10 @@ class RolloutCalls:
         self._poked = True
         self._changed.set()
 
+    def forget_poke(self) -> None:
+        """What `poke` asked for is going to happen anyway."""
+        self._poked = False
+
     async def events(self, stall_s: float | None = None) -> list[Event]:
         """At least one event (after `poke` perhaps none), and all others that are there.
 

@@ -31,6 +31,8 @@ class Carrier:
     def __init__(self, loop: RolloutLoop) -> None:
         self._loop = loop
         self._updates: set[asyncio.Task[None]] = set()
+        self.updating = 0
+        """Updates of single engines on their way."""
 
     def carry_out(self, action: Action) -> None:
         """One action."""
@@ -42,7 +44,7 @@ class Carrier:
                 self._launch(action)
             case Yield(rollout):
                 loop.pool.yield_(rollout)
-                self._tell("yield", rollout=rollout)
+                self._loop.tell("yield", rollout=rollout)
             case ParkAll():
                 loop.calls.abort_all()
             case DropGroup(group, reason, defer):
@@ -53,10 +55,10 @@ class Carrier:
                     self._defer(task)
             case Commit(groups):
                 loop.commit(groups)
-                self._tell("commit", groups=list(groups), version=loop.pool.version)
+                self._loop.tell("commit", groups=list(groups), version=loop.pool.version)
             case CloseBatch(groups):
                 loop.close_batch(groups)
-                self._tell("close", groups=list(groups), version=loop.pool.version)
+                self._loop.tell("close", groups=list(groups), version=loop.pool.version)
             case Update(engines):
                 self._update(engines)
 
@@ -98,7 +100,7 @@ class Carrier:
     def _launch_task(self, task: Task, extra: int, *, long: bool) -> None:
         loop = self._loop
         group = loop.pool.launch(task, extra=extra, long=long, history=loop.memory.evidence(task))
-        self._tell(
+        self._loop.tell(
             "launch", group=group.id, version=loop.pool.version, task=task.id, **({"long": True} if long else {})
         )
 
@@ -110,7 +112,7 @@ class Carrier:
 
     def _defer(self, task: Task) -> None:
         self._loop.pool.put_off(task)
-        self._tell("defer", task=task.id, version=self._loop.pool.version)
+        self._loop.tell("defer", task=task.id, version=self._loop.pool.version)
 
     def _start(self, rollout: str, engine: str, chunk: int | None) -> None:
         loop = self._loop
@@ -123,7 +125,7 @@ class Carrier:
             spent = entry.tokens >= loop.settings.max_tokens
             loop.returns.finish(rollout, FinishReason.LENGTH if spent else FinishReason.LIMIT)
             return
-        self._tell(
+        self._loop.tell(
             "start",
             rollout=rollout,
             engine=engine,
@@ -138,6 +140,7 @@ class Carrier:
     def _update(self, engines: Sequence[str]) -> None:
         for engine in engines:
             self._loop.pool.seating.keep_out(engine, True)
+        self.updating += 1
         task = asyncio.get_running_loop().create_task(self._bring_weights(engines))
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
@@ -151,8 +154,5 @@ class Carrier:
             loop.engine_lost(error.engine, str(error))
         for engine in engines:
             loop.pool.seating.keep_out(engine, False)
-        loop.calls.poke()
-
-    def _tell(self, kind: str, **fields: object) -> None:
-        loop = self._loop
-        loop.recorder.event(kind, now() - loop.started_at, **fields)
+        self.updating -= 1
+        loop.weights_arrived()

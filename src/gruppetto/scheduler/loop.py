@@ -10,8 +10,8 @@ It waits for one thing only: the inbox, where every engine call, every turn, eve
 engines and trainer share machines it rests from the close of a batch to the next `next_part`; otherwise it goes on
 while the trainer trains. Promises: each rollout that was started comes back once (with tokens, a finish, or a failure);
 a request without budget is never sent; nothing waits without a deadline, and when nothing comes back in time the run
-ends with who waited for what. In lockstep the engines decode only while nobody else has anything to do, so the same
-seed makes the same decisions.
+ends with who waited for what. In lockstep the engines decode only while nobody else has anything to do, and the
+trainer's time counts as none, so the same seed makes the same decisions.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RolloutLoop:
             self.filter,
             self.meter,
             self.memory,
-            self._event,
+            self.tell,
             self.engine_lost,
             has_turns=environment is not None,
         )
@@ -106,6 +106,7 @@ class RolloutLoop:
         self.decisions = 0
         self._parts: deque[Part] = deque()
         self._handed = asyncio.Event()
+        self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._batch: list[GroupEntry] | None = None
         self._stopping = False
@@ -160,7 +161,7 @@ class RolloutLoop:
         if engine in self.pool.serving:
             self.pool.seating.remove(engine)
             self.meter.died(engine)
-            self._event("error", engine=engine, reason=why)
+            self.tell("error", engine=engine, reason=why)
 
     def follow(self, policy: SchedulingPolicy) -> None:
         """Another scheduling policy from here on."""
@@ -188,6 +189,11 @@ class RolloutLoop:
             self.give_back(self.pool.committed)
         finally:
             self._stopping = False
+
+    def weights_arrived(self) -> None:
+        """An update of single engines has ended."""
+        self.calls.poke()
+        self._asked.set()
 
     def open_step(self) -> None:
         """A step begins: what `meter` and `decisions` count is counted from here."""
@@ -242,10 +248,12 @@ class RolloutLoop:
         if self._task is None or (self._task.done() and not self._parts and not self._task.cancelled()):
             if self._task is not None:
                 self._task.result()
+            self.calls.forget_poke()  # a new run decides first: after a checkpoint as after a resume from it
             self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(lambda _: self._handed.set())
         else:
             self.calls.poke()
+        self._asked.set()
 
     async def _halt(self) -> None:
         """Ends the run where it waits; no event is lost by it."""
@@ -307,12 +315,21 @@ class RolloutLoop:
             self.returns.book(event)
 
     async def _next_events(self) -> list[Event]:
+        if self.settings.lockstep and not self._stopping:
+            await self._stand_still()
         try:
             async with asyncio.timeout(self._patience()):
                 settle = self.settings.lockstep and not self._stopping
                 return await (self.calls.settle() if settle else self.calls.events())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
+
+    async def _stand_still(self) -> None:
+        """In lockstep the engines decode only while the trainer waits and no weights are on their way: how long those
+        take is up to the clock, and no event may depend on it."""
+        while not self.pool.trainer_waits or self.carrier.updating:
+            self._asked.clear()
+            await self._asked.wait()
 
     def _patience(self) -> float | None:
         """While the trainer trains and nothing is out, there is nothing that could come back."""
@@ -342,7 +359,7 @@ class RolloutLoop:
         if not self.pool.serving:
             raise RunError(f"no engine is left: {self._last_loss}")
         if self.filter.check_starved(self.pool.census):
-            self._event("notice", reason="nothing passed the filter; from here on it trains on what comes")
+            self.tell("notice", reason="nothing passed the filter; from here on it trains on what comes")
 
     def _at_rest(self) -> bool:
         """No rollout is on an engine (and, in lockstep, none is being scored or in a tool call)."""
@@ -354,7 +371,8 @@ class RolloutLoop:
         live = pool.groups or pool.deferred or pool.committed or self._batch is not None
         return pool.exhausted and not live and not self.calls.outstanding
 
-    def _event(self, kind: str, **fields: object) -> None:
+    def tell(self, kind: str, **fields: object) -> None:
+        """One event for the record, at this moment."""
         self.recorder.event(kind, now() - self.started_at, **fields)
 
     def _stall_report(self) -> str:
