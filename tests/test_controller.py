@@ -13,14 +13,18 @@ from gruppetto.errors import RunError
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import NullRecorder
 from gruppetto.rng import stream
+from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
 from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.scheduler.policies.partial import Partial
-from gruppetto.scheduler.pool import RolloutEntry
+from gruppetto.scheduler.policies.composed import Composed
+from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.scheduler.policies.rounds import Continuous
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.engine import SimEngine
 from gruppetto.sim.stages import SimChannel, SimReward, SimSource, SimTrainer
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.types import FinishReason, Score, Task
+
+PARTIAL = Composed("partial", rounds=Continuous(1.5), freshness=Freshness())
 
 
 class Record(NullRecorder):
@@ -42,14 +46,16 @@ class Record(NullRecorder):
 class Run:
     """A controller with everything it needs; `engines` of 8 slots, batches of 3 groups of 3."""
 
-    def __init__(self, tmp_path, *, engines=2, score_s=0.0, score_of=None, trainer=None, eval_every=0, **settings):
+    def __init__(
+        self, tmp_path, *, engines=2, score_s=0.0, score_of=None, trainer=None, policy=None, eval_every=0, **settings
+    ):
         defaults = {"batch_groups": 3, "group_size": 3, "max_tokens": 60, "context": 200, "seed": 1}
         self.settings = LoopSettings(**(defaults | {"sampling": Sampling(max_tokens=1)} | settings))
         self.engines = [SimEngine(f"e{i}", slots=8, length_of=length_of) for i in range(engines)]
         self.reward = SimReward(score_of or (lambda r: Score(reward=float(r.member))), score_s)
         self.record, self.trainer = Record(), trainer or SimTrainer(step_s=5.0)
         source = SimSource()
-        self.loop = RolloutLoop(self.settings, Partial(1.5), self.engines, self.reward, source, self.record)
+        self.loop = RolloutLoop(self.settings, policy or PARTIAL, self.engines, self.reward, source, self.record)
         held_out = [Task(id=f"held:{i}", prompt_ids=range(4)) for i in range(6)]
         self.checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
         stages = Stages(
@@ -130,7 +136,7 @@ def test_without_an_engine_the_publish_ends_the_run_with_a_checkpoint(tmp_path):
 @pytest.mark.parametrize("verb", ["forward_backward", "optim_step"])
 def test_any_failure_of_the_trainer_gives_the_batch_back_and_saves(tmp_path, verb):
     class Failing(SimTrainer):
-        async def forward_backward(self, samples):
+        async def forward_backward(self, samples, *, share=1.0):
             if verb == "forward_backward" and self.version == 2:
                 raise RuntimeError("out of memory")
 
@@ -181,8 +187,9 @@ def test_an_interruption_does_not_wait_for_the_reward(tmp_path):
 def test_scores_taken_back_before_they_began_are_not_open(tmp_path):
     async def main():
         run = Run(tmp_path, score_s=3600.0)
-        entry = RolloutEntry("g0.0", 0, 0, finish=FinishReason.STOP)
-        run.loop.calls.score(entry, Task(id="t", prompt_ids=range(4)))
+        task = Task(id="t", prompt_ids=range(4))
+        entry = RolloutEntry("g0.0", GroupEntry(0, task, 1, 0), 0, finish=FinishReason.STOP)
+        run.loop.calls.score(entry, task)
         await run.loop.calls.cancel_scores()  # in the same turn: the score's task has not begun
         return run.loop.calls.outstanding
 

@@ -3,19 +3,17 @@
 import json
 
 import pytest
-from scheduler.scenario import Kill, Run, Scenario, run_scenario
+from scheduler.scenario import SYNC, Kill, Run, Scenario, partial, run_scenario
 
 from gruppetto.clock import run_virtual
 from gruppetto.scheduler.policies.freshness import Freshness
-from gruppetto.scheduler.policies.partial import Partial
-from gruppetto.scheduler.policies.sync import Sync
 
 POLICIES = {
-    "sync": Sync(),
-    "partial": Partial(2.0),
-    "wait": Partial(3.0, Freshness(2, "wait")),
-    "drop": Partial(3.0, Freshness(1, "drop")),
-    "parked": Partial(3.0, max_parked_steps=1),
+    "sync": SYNC,
+    "partial": partial(2.0),
+    "wait": partial(3.0, Freshness(2, "wait")),
+    "drop": partial(3.0, Freshness(1, "drop")),
+    "parked": partial(3.0, max_parked_steps=1),
 }
 FLEET = {"engines": 3, "slots": 6, "engine_queue": 1, "reward_s": 2.0, "prompts": (8, 990, 1000)}
 
@@ -59,7 +57,7 @@ def test_a_restored_loop_has_the_state_it_was_saved_with(policy):
     async def main():
         await run.go()
         before = json.dumps(run.loop.state())
-        await run._fresh_loop(before)
+        await run.fresh_loop(before)
         return before, json.dumps(run.loop.state())
 
     before, after = run_virtual(main())
@@ -72,7 +70,7 @@ def test_a_restored_loop_goes_on_without_the_filter_that_starved():
 
     async def main():
         await run.go()
-        await run._fresh_loop(json.dumps(run.loop.state()))
+        await run.fresh_loop(json.dumps(run.loop.state()))
         return run.loop.filter.filtering
 
     assert run_virtual(main()) is False

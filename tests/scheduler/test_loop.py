@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from scheduler.scenario import SYNC, partial
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.engines.base import Sampling
@@ -11,8 +12,6 @@ from gruppetto.record.base import NullRecorder
 from gruppetto.rng import stream
 from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.policies.freshness import Freshness
-from gruppetto.scheduler.policies.partial import Partial
-from gruppetto.scheduler.policies.sync import Sync
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.engine import SimEngine
 from gruppetto.sim.stages import SimReward, SimSource
@@ -66,7 +65,7 @@ def staleness(batches):
 
 def test_sync_trains_every_group_once_and_on_policy():
     async def main():
-        loop, fleet = make_loop(Sync())
+        loop, fleet = make_loop(SYNC)
         return await run_steps(loop, fleet, 5)
 
     batches = run_virtual(main())
@@ -81,8 +80,8 @@ def test_partial_is_faster_and_reuses_what_it_parks():
         batches = await run_steps(loop, fleet, 12)
         return now(), batches, loop
 
-    sync_s, _, _ = run_virtual(total(Sync()))
-    partial_s, batches, loop = run_virtual(total(Partial(2.0)))
+    sync_s, _, _ = run_virtual(total(SYNC))
+    partial_s, batches, loop = run_virtual(total(partial(2.0)))
     assert partial_s < 0.8 * sync_s
     assert max(staleness(batches)) >= 1
     assert loop.pool.census.dropped == {}
@@ -101,7 +100,7 @@ def lognormal_length_of(member):
 @pytest.mark.parametrize("k", [0, 1, 2, 4])
 def test_wait_bounds_staleness_and_drops_nothing(k):
     async def main():
-        loop, fleet = make_loop(Partial(float(k + 1), Freshness(k, "wait")))
+        loop, fleet = make_loop(partial(float(k + 1), Freshness(k, "wait")))
         return await run_steps(loop, fleet, 30), loop
 
     batches, loop = run_virtual(main())
@@ -111,7 +110,7 @@ def test_wait_bounds_staleness_and_drops_nothing(k):
 
 def test_drop_bounds_staleness_and_says_stale():
     async def main():
-        loop, fleet = make_loop(Partial(3.0, Freshness(1, "drop")))
+        loop, fleet = make_loop(partial(3.0, Freshness(1, "drop")))
         return await run_steps(loop, fleet, 30), loop
 
     batches, loop = run_virtual(main())
@@ -121,7 +120,7 @@ def test_drop_bounds_staleness_and_says_stale():
 
 def test_age_limit_drops_groups_parked_too_long():
     async def main():
-        loop, fleet = make_loop(Partial(3.0, max_parked_steps=2))
+        loop, fleet = make_loop(partial(3.0, max_parked_steps=2))
         return await run_steps(loop, fleet, 40), loop
 
     batches, loop = run_virtual(main())
@@ -134,7 +133,7 @@ def test_failed_member_is_none_and_the_group_goes_on():
         return Score(reward=None, error="timeout") if rollout.member == 1 else Score(reward=1.0)
 
     async def main():
-        loop, fleet = make_loop(Sync(), score_of=score_of)
+        loop, fleet = make_loop(SYNC, score_of=score_of)
         return await run_steps(loop, fleet, 2), loop
 
     batches, loop = run_virtual(main())
@@ -148,7 +147,7 @@ def test_group_with_one_usable_member_is_replaced():
         return Score(reward=None, error="died") if bad else Score(reward=1.0)
 
     async def main():
-        loop, fleet = make_loop(Sync(), score_of=score_of)
+        loop, fleet = make_loop(SYNC, score_of=score_of)
         return await run_steps(loop, fleet, 1)
 
     (batch,) = run_virtual(main())
@@ -160,7 +159,7 @@ def test_zero_variance_groups_are_refilled():
         return Score(reward=float(rollout.member == 0 and rollout.group_id % 3 == 0))
 
     async def main():
-        loop, fleet = make_loop(Sync(), score_of=score_of, drop_zero_variance=True)
+        loop, fleet = make_loop(SYNC, score_of=score_of, drop_zero_variance=True)
         return await run_steps(loop, fleet, 2), loop
 
     batches, loop = run_virtual(main())
@@ -171,7 +170,7 @@ def test_zero_variance_groups_are_refilled():
 def test_when_nothing_passes_the_run_ends_with_counts():
     async def main():
         loop, fleet = make_loop(
-            Sync(), score_of=lambda r: Score(reward=0.0), drop_zero_variance=True, max_filtered_groups=20
+            SYNC, score_of=lambda r: Score(reward=0.0), drop_zero_variance=True, max_filtered_groups=20
         )
         await run_steps(loop, fleet, 1)
 
@@ -182,7 +181,7 @@ def test_when_nothing_passes_the_run_ends_with_counts():
 def test_when_starved_train_stops_filtering():
     async def main():
         loop, fleet = make_loop(
-            Sync(),
+            SYNC,
             score_of=lambda r: Score(reward=0.0),
             drop_zero_variance=True,
             max_filtered_groups=20,
@@ -195,7 +194,7 @@ def test_when_starved_train_stops_filtering():
 
 def test_a_rollout_without_budget_is_never_sent():
     async def main():
-        loop, fleet = make_loop(Sync(), max_tokens=50, context=30)  # prompts have 8 tokens
+        loop, fleet = make_loop(SYNC, max_tokens=50, context=30)  # prompts have 8 tokens
         seen = []
         generate = fleet[0].generate
 
@@ -214,7 +213,7 @@ def test_a_rollout_without_budget_is_never_sent():
 
 def test_a_dead_engine_loses_no_rollout():
     async def main():
-        loop, fleet = make_loop(Partial(1.5), engines=2, slots=8)
+        loop, fleet = make_loop(partial(1.5), engines=2, slots=8)
         asyncio.get_running_loop().call_later(15.5, fleet[0].kill, "power cut")
         return await run_steps(loop, fleet, 6), loop
 
@@ -227,7 +226,7 @@ def test_a_dead_engine_loses_no_rollout():
 
 def test_without_engines_the_run_says_which_died():
     async def main():
-        loop, fleet = make_loop(Sync())
+        loop, fleet = make_loop(SYNC)
         asyncio.get_running_loop().call_later(5.5, fleet[0].kill, "power cut")
         await run_steps(loop, fleet, 1)
 
@@ -240,7 +239,7 @@ def test_a_rollout_past_its_deadline_fails_alone():
         return 190 if request.rid == "g1.2" else 10
 
     async def main():
-        loop, fleet = make_loop(Sync(), length_of=length_of, timeout_s=100.0)
+        loop, fleet = make_loop(SYNC, length_of=length_of, timeout_s=100.0)
         return await run_steps(loop, fleet, 1), loop
 
     (batch,), _ = run_virtual(main())
@@ -252,7 +251,7 @@ def test_a_rollout_past_its_deadline_fails_alone():
 
 def test_data_that_ends_gives_a_smaller_last_batch_and_then_none():
     async def main():
-        loop, fleet = make_loop(Partial(1.5), limit=10)
+        loop, fleet = make_loop(partial(1.5), limit=10)
         return await run_steps(loop, fleet, 4)
 
     batches = run_virtual(main())
@@ -261,7 +260,7 @@ def test_data_that_ends_gives_a_smaller_last_batch_and_then_none():
 
 def test_park_all_brings_everything_home():
     async def main():
-        loop, fleet = make_loop(Partial(2.0))
+        loop, fleet = make_loop(partial(2.0))
         task = asyncio.create_task(loop.next_batch())
         await asyncio.sleep(3.5)
         task.cancel()

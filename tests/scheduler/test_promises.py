@@ -8,30 +8,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler.scenario import Fault, Kill, Run, Scenario, run_scenario
+from scheduler.scenario import SYNC, Fault, Kill, Run, Scenario, partial, run_scenario
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.errors import RunError, StallError
 from gruppetto.rng import stream
 from gruppetto.scheduler.policies.freshness import Freshness
-from gruppetto.scheduler.policies.partial import Partial
-from gruppetto.scheduler.policies.sync import Sync
 from gruppetto.types import DropReason
 
 
 @st.composite
 def policies(draw):
     if draw(st.integers(0, 4)) == 0:
-        return Sync()
+        return SYNC
     k = draw(st.one_of(st.none(), st.integers(0, 4), st.integers(5, 12)))
     over_age = draw(st.sampled_from(["wait", "mask", "drop"]))
     most = 4.0 if k is None or over_age != "wait" else min(6.0, k + 1.0)
     phi = draw(st.one_of(st.just(most), st.floats(1.0, most)))
     parked = draw(st.one_of(st.none(), st.none(), st.integers(1, 6)))
-    return Partial(phi, Freshness(k, over_age), parked)
+    return partial(phi, Freshness(k, over_age), parked)
 
 
-FAULTS = st.builds(Fault, engine=st.integers(0, 3), at_s=st.floats(1, 300), mute=st.booleans())
+FAULTS = st.builds(
+    Fault, engine=st.integers(0, 3), at_s=st.floats(1, 300), kind=st.sampled_from(["dead", "mute", "slow"])
+)
 KILLS = st.builds(
     Kill, step=st.integers(0, 7), after_s=st.floats(0, 80), how=st.sampled_from(["kill", "interrupt", "pause"])
 )
@@ -84,7 +84,6 @@ def test_without_mishaps_the_run_reaches_its_end(scenario):
     run, error = run_scenario(scenario)
     if error is not None:
         raise error
-    run.check_end()
     assert len(run.lineage.batches) == scenario.steps or scenario.limit is not None
     policy = scenario.policy
     censors = policy.freshness.over_age == "drop" or getattr(policy, "max_parked_steps", None) is not None
@@ -98,10 +97,7 @@ def test_without_mishaps_the_run_reaches_its_end(scenario):
 @given(st.builds(Scenario, **SHAPE, **MISHAPS))
 def test_whatever_happens_nothing_is_lost_and_nothing_hangs(scenario):
     run, error = run_scenario(scenario)
-    if isinstance(error, AssertionError):
-        raise error
     check_error(scenario, error)
-    run.check_end()
     reasons = {reason for _, reason in run.lineage.dropped}
     assert reasons <= {DropReason.STALE, DropReason.FILTERED, DropReason.FAILED}
 
@@ -121,7 +117,7 @@ def save_after_failure(scenario, message):
 
 
 def test_a_run_whose_last_engine_died_can_still_be_saved():
-    scenario = Scenario(policy=Partial(2.0), slots=12, faults=(Fault(0, 9.5, False),), sigma=0.3, reward_s=3.0)
+    scenario = Scenario(policy=partial(2.0), slots=12, faults=(Fault(0, 9.5),), sigma=0.3, reward_s=3.0)
     state, seconds = save_after_failure(scenario, "no engine is left: engine e0: power cut")
     assert seconds < 60
     members = [m for group in json.loads(state)["pool"]["groups"] for m in group["members"]]
@@ -129,7 +125,7 @@ def test_a_run_whose_last_engine_died_can_still_be_saved():
 
 
 def test_a_run_that_starved_can_still_be_saved():
-    scenario = Scenario(policy=Partial(3.0), drop_zero_variance=True, same_reward=1.0, reward_s=3.0)
+    scenario = Scenario(policy=partial(3.0), drop_zero_variance=True, same_reward=1.0, reward_s=3.0)
     state, seconds = save_after_failure(
         scenario, r"no group passed: \d+ in a row were dropped \(so far \d+ rollouts filtered"
     )
@@ -139,7 +135,7 @@ def test_a_run_that_starved_can_still_be_saved():
 
 def test_nothing_is_aborted_but_by_a_close():
     """An abort is for the requests in flight when it was asked for, not for those of the next step."""
-    run, error = run_scenario(Scenario(policy=Partial(2.0), slots=12, engines=2, steps=12, abort_s=(0.0, 0.05)))
+    run, error = run_scenario(Scenario(policy=partial(2.0), slots=12, engines=2, steps=12, abort_s=(0.0, 0.05)))
     assert error is None
     closed = {t for kind, t, _ in run.recorder.events if kind == "close"}
     parked = {t for kind, t, _ in run.recorder.events if kind == "park"}
@@ -149,16 +145,16 @@ def test_nothing_is_aborted_but_by_a_close():
 
 def test_a_batch_that_was_closed_and_not_handed_out_is_ready_again():
     """Interrupted while the others are still being parked."""
-    run = Run(Scenario(policy=Partial(2.0), abort_s=(0.5, 0.0)))
+    run = Run(Scenario(policy=partial(2.0), abort_s=(0.5, 0.0)))
 
     async def main():
-        await run._fresh_loop(None)
+        await run.fresh_loop(None)
         task = asyncio.create_task(run.loop.next_batch())
         await run.recorder.closed.wait()
         assert run.loop.pool.num_running
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await run._save()
+        await run.save()
         assert (run.loop.pool.num_ready, run.loop.pool.census.trained) == (4, 0)
         first = await run.loop.next_batch()
         assert run.loop.pool.num_ready == 0
@@ -170,11 +166,10 @@ def test_a_batch_that_was_closed_and_not_handed_out_is_ready_again():
 
 @pytest.mark.parametrize("after_s", [0.5, 7.0, 7.001, 18.0, 40.0])
 def test_parking_waits_for_scores_no_longer_than_they_take(after_s):
-    scenario = Scenario(policy=Partial(1.5), reward_s=6.0, kills=(Kill(1, after_s, "interrupt"),), steps=3)
+    scenario = Scenario(policy=partial(1.5), reward_s=6.0, kills=(Kill(1, after_s, "interrupt"),), steps=3)
     run, error = run_scenario(scenario)
     assert error is None
     assert max(t for _, t, _ in run.recorder.events) < 2000
-    run.check_end()
 
 
 # -- freshness ------------------------------------------------------------------------------------------------------
@@ -199,13 +194,13 @@ class NothingDueStays(Freshness):
 class OneEarlyGroup(Scenario):
     """Groups 1 and 2 are long, all others short: group 3, launched a version later, overtakes them."""
 
-    def length(self, rollout):
+    def length(self, rollout, task):
         return {1: 100, 2: 120}.get(int(rollout[1:].split(".")[0]), 5)
 
 
 def overtaken(freshness):
     shape = {"batch_groups": 1, "group_size": 2, "slots": 64, "steps": 5, "checked": False}
-    run, error = run_scenario(OneEarlyGroup(policy=Partial(3.0, freshness), **shape))
+    run, error = run_scenario(OneEarlyGroup(policy=partial(3.0, freshness), **shape))
     segments = [
         (step, segment.version)
         for step, batch in enumerate(run.lineage.batches)
@@ -231,12 +226,11 @@ def test_counterexample_to_the_rules_that_look_only_at_what_is_due():
 @pytest.mark.parametrize("batch_groups", [1, 3])
 def test_wait_is_exact_at_full_depth(k, batch_groups):
     for seed in range(3):
-        policy = Partial(k + 1.0, Freshness(k, "wait"))
+        policy = partial(k + 1.0, Freshness(k, "wait"))
         shape = {"batch_groups": batch_groups, "group_size": 2, "slots": 5, "engines": 2}
         run, error = run_scenario(Scenario(policy=policy, sigma=1.7, steps=3 * k + 8, seed=seed, **shape))
         assert error is None
         assert run.loop.pool.census.dropped == Counter()
-        run.check_end()
 
 
 # -- no hidden length bias ------------------------------------------------------------------------------------------
@@ -265,10 +259,10 @@ def distance_and_allowance(policy, depth, skip):
 @pytest.mark.parametrize(
     ("policy", "depth", "skip"),
     [
-        (Sync(), 1, 0),
-        (Partial(1.5), 1.5, 2),
-        (Partial(2.0, Freshness(1, "wait")), 2, 3),
-        (Partial(2.0, Freshness(1, "mask")), 2, 3),
+        (SYNC, 1, 0),
+        (partial(1.5), 1.5, 2),
+        (partial(2.0, Freshness(1, "wait")), 2, 3),
+        (partial(2.0, Freshness(1, "mask")), 2, 3),
     ],
     ids=["sync", "partial", "wait", "mask"],
 )
@@ -278,5 +272,5 @@ def test_lengths_consumed_are_lengths_generated(policy, depth, skip):
 
 
 def test_dropping_what_is_stale_censors_long_answers():
-    distance, allowance = distance_and_allowance(Partial(2.0, Freshness(0, "drop")), 2, 2)
+    distance, allowance = distance_and_allowance(partial(2.0, Freshness(0, "drop")), 2, 2)
     assert distance > 2 * allowance
