@@ -1,4 +1,4 @@
-"""The simulated engine as its callers see it: the contract, KV kept between turns, failures, what it costs to simulate."""
+"""The simulated engine as its callers see it: the contract, KV kept between turns, failures, cost of simulating."""
 
 import asyncio
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ async def timed(call):
     return now(), result
 
 
-# -- what a request costs ----------------------------------------------------------------------------------------------
+# -- what a request costs ---------------------------------------------------------------------------------------------
 
 
 def test_prefill_holds_up_decoding():
@@ -120,7 +120,7 @@ def test_speculation_shortens_a_small_batch():
     assert play(scene) == (pytest.approx(12.5), pytest.approx(5))
 
 
-# -- KV ------------------------------------------------------------------------------------------------------------------
+# -- KV ---------------------------------------------------------------------------------------------------------------
 
 
 def test_when_kv_is_full_the_youngest_gives_way_and_loses_no_token():
@@ -134,7 +134,7 @@ def test_when_kv_is_full_the_youngest_gives_way_and_loses_no_token():
     assert stats.preemptions_total == 1
     assert old.num_tokens == young.num_tokens == 15
     assert [list(s.token_ids) for s in young.segments] == [list(range(15))]
-    # both: 2 s of prefill, 10 steps to 40 tokens; old: 5 more; young is prefilled again, 20 tokens, and makes its last 5
+    # 2 s of prefill, 10 steps to 40 tokens; old makes 5 more; young is prefilled again, 20 tokens, and makes its 5
     assert (old_at, young_at) == (pytest.approx(17), pytest.approx(17 + 2 + 5))
     assert stats.prefill_tokens_total == 40
 
@@ -189,7 +189,7 @@ def test_a_swap_in_flight_keeps_or_recomputes_the_kv(kv_on_swap, seconds, held):
     assert play(scene) == (pytest.approx(seconds), [(0, 4), (1, 6)], held)
 
 
-# -- stops and failures ---------------------------------------------------------------------------------------------------
+# -- stops and failures -----------------------------------------------------------------------------------------------
 
 
 def test_cancelling_a_call_frees_its_slot():
@@ -309,7 +309,7 @@ def test_updates_need_a_pause_and_their_own_version():
     assert play(scene) == (3.0, 1)
 
 
-# -- what it costs ------------------------------------------------------------------------------------------------------
+# -- what it costs ----------------------------------------------------------------------------------------------------
 
 
 def test_turns_do_not_grow_with_tokens_and_one_serves_all_of_an_instant(monkeypatch):
