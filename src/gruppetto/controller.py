@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gruppetto.buffer.batch import Advantages, build_batch
 from gruppetto.checkpoint import Checkpoints
@@ -26,7 +26,7 @@ from gruppetto.engines.base import Engine, PauseMode
 from gruppetto.errors import EngineError, RunError
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import Recorder
-from gruppetto.record.bounds import RateModel
+from gruppetto.record.bounds import RateFit, RateModel
 from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.loop import Part, RolloutLoop
@@ -37,6 +37,23 @@ from gruppetto.types import Batch
 from gruppetto.weights.base import WeightChannel
 
 T = TypeVar("T")
+
+
+class Chooser(Protocol):
+    """Looks at each step and may change the loop's scheduling policy."""
+
+    def begin(self) -> None:
+        """Before the first step."""
+        ...
+
+    async def after_step(self, step: int, metrics: Mapping[str, Any], fit: RateFit, processed: int) -> None:
+        """After a step was recorded. `fit`: how fast the engines decode; `processed`: tokens that the trainer read."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        ...
+
 
 BuildBatch = Callable[[Sequence[GroupEntry], int, Freshness, Advantages], Batch]
 """From closed groups, trainer version and freshness to a batch."""
@@ -68,6 +85,8 @@ class Stages:
     """What is known of the engines' speed; None = measured from the run."""
     handover: Callable[[], Awaitable[None]] | None = None
     """Hands the machines' memory over, from engines to trainer and back (colocated); None where there is none."""
+    chooser: Chooser | None = None
+    """Picks the scheduling policy of the steps to come; None where it stays."""
     offsets: Any = None
     """() -> JSON-able position of the record, for checkpoints; None where there is no record."""
 
@@ -116,6 +135,8 @@ class Controller:
     async def run(self) -> None:
         """Trains to the end of the steps or of the data. Raises `Interrupted` after saving when it was asked to end."""
         try:
+            if self.stages.chooser is not None:
+                self.stages.chooser.begin()
             if self.version == 0 or self._eval_due():
                 await self._evaluate()
             while self.version < self.steps:
@@ -183,33 +204,40 @@ class Controller:
         self.stages.loop.give_back([group for part in parts for group in part.groups])
 
     async def _finish_step(
-        self, step: int, parts: Sequence[Part], batch: Batch, metrics: dict[str, Any], clock: _Clock
+        self, step: int, parts: Sequence[Part], batch: Batch, trained: dict[str, Any], clock: _Clock
     ) -> None:
-        loop = self.stages.loop
+        loop, metrics = self.stages.loop, {}
         try:
             await self._publish(clock)
             if self._eval_due():
-                metrics |= await self._evaluate()
+                trained |= await self._evaluate()
         finally:  # the batch is consumed, whatever comes after
-            self._record(
-                StepFacts(
-                    step=step,
-                    batch=batch,
-                    freshness=loop.policy.freshness,
-                    censors=loop.policy.censors,
-                    groups=[group for part in parts for group in part.groups],
-                    dropped=loop.take_dropped(),
-                    work=loop.meter.read(),
-                    generated=dict(loop.meter.generated),
-                    trainer=metrics,
-                    seconds=clock.seconds(),
-                    decisions=loop.decisions,
-                    rates=self.stages.rates,
-                )
-            )
+            metrics = self._record(self._facts(step, parts, batch, trained, clock))
             loop.meter.phase("generate")
         if self._checkpoint_every and self.version % self._checkpoint_every == 0:
             await self._save()
+        if self.stages.chooser is not None:
+            processed = sum(len(sample.token_ids) for sample in batch.samples)
+            await self.stages.chooser.after_step(step, metrics, self._lengths.fit, processed)
+
+    def _facts(
+        self, step: int, parts: Sequence[Part], batch: Batch, trained: Mapping[str, Any], clock: _Clock
+    ) -> StepFacts:
+        loop = self.stages.loop
+        return StepFacts(
+            step=step,
+            batch=batch,
+            freshness=loop.policy.freshness,
+            censors=loop.policy.censors,
+            groups=[group for part in parts for group in part.groups],
+            dropped=loop.take_dropped(),
+            work=loop.meter.read(),
+            generated=dict(loop.meter.generated),
+            trainer=trained,
+            seconds=clock.seconds(),
+            decisions=loop.decisions,
+            rates=self.stages.rates,
+        )
 
     async def _publish(self, clock: _Clock) -> None:
         """New weights to every engine that serves, while they are paused; then the scheduler goes on."""
@@ -231,24 +259,25 @@ class Controller:
 
     async def update(self, engines: Sequence[str]) -> None:
         """The newest weights to these engines, while the others go on; what runs on them is parked."""
-        loop = self.stages.loop
         async with self._weights:
-            version = self.stages.trainer.version
-            await self._publish_to([e for e in self._serving() if e.name in engines], version, "abort")
-            for engine in engines:
-                loop.pool.seating[engine].version = version
+            await self._publish_to_those_left(engines, self.stages.trainer.version, "abort")
 
     async def _publish_to_serving(self, version: int) -> None:
-        """An engine that fails is out of the run, and the others are given the version anew."""
-        colocated = self.stages.loop.pool.colocated
-        while engines := self._serving():
+        mode: PauseMode = "abort" if self.stages.loop.pool.colocated else "keep"
+        if not await self._publish_to_those_left([engine.name for engine in self._serving()], version, mode):
+            raise RunError(f"no engine is left to take weights version {version}")
+
+    async def _publish_to_those_left(self, names: Sequence[str], version: int, mode: PauseMode) -> bool:
+        """An engine that fails is out of the run, and the others are given the version anew; False when none is
+        left."""
+        while engines := [engine for engine in self._serving() if engine.name in names]:
             try:
-                await self._publish_to(engines, version, "abort" if colocated else "keep")
+                await self._publish_to(engines, version, mode)
             except EngineError as error:
                 self.stages.loop.engine_lost(error.engine, str(error))
             else:
-                return
-        raise RunError(f"no engine is left to take weights version {version}")
+                return True
+        return False
 
     async def _publish_to(self, engines: Sequence[Engine], version: int, mode: PauseMode) -> None:
         deadline = self.stages.loop.settings.stall_s
@@ -259,6 +288,7 @@ class Controller:
                 await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
                 for engine in engines:
                     await engine.resume()
+                    self.stages.loop.pool.seating[engine.name].version = version
         except TimeoutError:
             names = ", ".join(engine.name for engine in engines)
             raise RunError(f"publish of version {version}: not answered within {deadline:g} s by {names}") from None
@@ -266,14 +296,16 @@ class Controller:
     def _serving(self) -> list[Engine]:
         return [engine for engine in self.stages.engines if engine.name in self.stages.loop.pool.serving]
 
-    def _record(self, facts: StepFacts) -> None:
+    def _record(self, facts: StepFacts) -> dict[str, Any]:
         loop = self.stages.loop
         self._lengths.add(facts.groups, facts.dropped)
         if self.stages.record_rollouts:
             self.stages.recorder.rollouts(
                 facts.step, rollout_rows(facts.batch, facts.groups, facts.dropped, self.stages.decode)
             )
-        self.stages.recorder.step(facts.step, step_metrics(facts, loop.pool, self._lengths))
+        metrics = step_metrics(facts, loop.pool, self._lengths)
+        self.stages.recorder.step(facts.step, metrics)
+        return metrics
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -287,7 +319,7 @@ class Controller:
         if not self.stages.loop.pool.colocated:
             await self.stages.loop.park_all()
         begin = now()
-        result = await self._unless_stopped(self.stages.evaluator.run(self.version, self._serving()))
+        result = await self._unless_stopped(self.stages.evaluator.run(self.version, await self._up_to_date()))
         self._evaluated_at = self.version
         self._event("eval", **asdict(result))
         return {
@@ -296,6 +328,16 @@ class Controller:
             "eval/tokens/mean": result.mean_tokens,
             "time/eval_s": now() - begin,
         }
+
+    async def _up_to_date(self) -> list[Engine]:
+        """Engines that serve the newest weights; where none does (each rollout keeps its version), one takes them."""
+        loop = self.stages.loop
+        await loop.carrier.updates_done()
+        found = [engine for engine in self._serving() if loop.pool.seating[engine.name].version == self.version]
+        if not found:
+            found = self._serving()[-1:]
+            await self.update([engine.name for engine in found])
+        return found
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gruppetto.clock import now
-from gruppetto.errors import EngineError
+from gruppetto.errors import RunError
 from gruppetto.scheduler.actions import (
     Action,
     CloseBatch,
@@ -66,6 +66,10 @@ class Carrier:
         """Ends updates that are on their way."""
         for task in self._updates:
             task.cancel()
+        await asyncio.gather(*self._updates, return_exceptions=True)
+
+    async def updates_done(self) -> None:
+        """Waits for the updates that are on their way."""
         await asyncio.gather(*self._updates, return_exceptions=True)
 
     # -- launch and start ---------------------------------------------------------------------------------------------
@@ -150,8 +154,9 @@ class Carrier:
         assert loop.updater is not None
         try:
             await loop.updater(engines)
-        except EngineError as error:
-            loop.engine_lost(error.engine, str(error))
+        except RunError as error:  # it did not answer in time
+            for engine in engines:
+                loop.engine_lost(engine, str(error))
         for engine in engines:
             loop.pool.seating.keep_out(engine, False)
         self.updating -= 1

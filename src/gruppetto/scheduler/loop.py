@@ -315,21 +315,12 @@ class RolloutLoop:
             self.returns.book(event)
 
     async def _next_events(self) -> list[Event]:
-        if self.settings.lockstep and not self._stopping:
-            await self._stand_still()
+        settle = self.settings.lockstep and not self._stopping
+        wait = self.calls.settle if settle else self.calls.events
         try:
-            async with asyncio.timeout(self._patience()):
-                settle = self.settings.lockstep and not self._stopping
-                return await (self.calls.settle() if settle else self.calls.events())
+            return await wait(self._patience())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
-
-    async def _stand_still(self) -> None:
-        """In lockstep the engines decode only while the trainer waits and no weights are on their way: how long those
-        take is up to the clock, and no event may depend on it."""
-        while not self.pool.trainer_waits or self.carrier.updating:
-            self._asked.clear()
-            await self._asked.wait()
 
     def _patience(self) -> float | None:
         """While the trainer trains and nothing is out, there is nothing that could come back."""
@@ -356,7 +347,7 @@ class RolloutLoop:
         loses no rollout and the run can still be saved."""
         if self._batch is not None or self._nothing_left():
             return
-        if not self.pool.serving:
+        if not self.pool.seating.serves:
             raise RunError(f"no engine is left: {self._last_loss}")
         if self.filter.check_starved(self.pool.census):
             self.tell("notice", reason="nothing passed the filter; from here on it trains on what comes")

@@ -6,6 +6,7 @@ from what such a policy trained on would take short answers for the rule.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,10 +23,62 @@ LONG_SHARE = 5
 """One prompt in so many counts as long."""
 
 
+CALLS_HELD = 4096
+
+
+class TurnMemory:
+    """Turns and tool calls as they came; the last few thousand."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[float, int]] = deque(maxlen=CALLS_HELD)
+        self._rollouts: deque[tuple[int, int]] = deque(maxlen=CALLS_HELD)
+
+    def call(self, seconds: float, answer: int) -> None:
+        """A tool took `seconds` and answered with so many tokens."""
+        self._calls.append((seconds, answer))
+
+    def rollout(self, tokens: int, turns: int) -> None:
+        """A finished rollout made `tokens` in `turns` turns."""
+        self._rollouts.append((tokens, max(1, turns)))
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Seconds of each call held."""
+        return tuple(seconds for seconds, _ in self._calls)
+
+    @property
+    def tokens_an_answer(self) -> int:
+        """Mean tokens of an observation."""
+        return sum(answer for _, answer in self._calls) // max(1, len(self._calls))
+
+    @property
+    def tokens_a_turn(self) -> int:
+        """Mean model tokens of a turn."""
+        turns = sum(turns for _, turns in self._rollouts)
+        return max(1, sum(tokens for tokens, _ in self._rollouts) // turns) if turns else 0
+
+    @property
+    def seconds_a_token(self) -> float:
+        """Tool seconds for each model token."""
+        tokens = self.tokens_a_turn
+        return sum(self.seconds) / max(1, len(self._calls)) / tokens if tokens else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"calls": [list(call) for call in self._calls], "rollouts": [list(one) for one in self._rollouts]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state()`."""
+        self._calls.extend((seconds, answer) for seconds, answer in state["calls"])
+        self._rollouts.extend((tokens, turns) for tokens, turns in state["rollouts"])
+
+
 class LengthMemory:
     """`cap`: model tokens of the longest possible rollout."""
 
     def __init__(self, cap: int) -> None:
+        self.turns = TurnMemory()
+        self.prompt_tokens = 0
         self.estimator = LengthEstimator(cap)
         self.history = PromptHistory(cap)
         self._cap = cap
@@ -36,6 +89,10 @@ class LengthMemory:
         if len(members) < len(group.members) or not members:
             return
         lengths = [m.tokens for m in members]
+        self.prompt_tokens = group.prompt
+        for member in members:
+            if member.turns:
+                self.turns.rollout(member.tokens, member.turns)
         capped = [m.finish is not FinishReason.STOP for m in members]
         self.estimator.add(lengths, capped)
         self.history.record(group.task.id, lengths, capped)
@@ -60,9 +117,10 @@ class LengthMemory:
 
     def state(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"lengths": self.estimator.state(), "history": self.history.state()}
+        return {"lengths": self.estimator.state(), "history": self.history.state(), "turns": self.turns.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state()`."""
         self.estimator.load_state(state["lengths"])
         self.history.load_state(state["history"])
+        self.turns.load_state(state["turns"])

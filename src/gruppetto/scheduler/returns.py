@@ -145,6 +145,7 @@ class Returns:
             self.finish(entry.id, FinishReason.STOP)
         else:
             self._pool.answered(entry.id, event.segments, event.seconds)
+            self._memory.turns.call(event.seconds, sum(len(s) for s in event.segments))
             self._tell("observe", rollout=entry.id, group=entry.group_id, seconds=event.seconds, tokens=entry.context)
 
     def _scored(self, event: Scored) -> None:

@@ -31,6 +31,11 @@ class Seating:
         return seat if seat is not None and seat.capacity else None
 
     @property
+    def serves(self) -> bool:
+        """Whether any engine does. O(1)."""
+        return self._slots > 0
+
+    @property
     def serving(self) -> list[EngineSeat]:
         """Engines that serve."""
         return [seat for seat in self._by_index if seat.capacity]

@@ -17,6 +17,7 @@ from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import GenerateRequest
 from gruppetto.scheduler.entries import RolloutEntry
 from gruppetto.sim.engine import Zeros
+from gruppetto.sim.stages import answer_in
 from gruppetto.sim.workload.base import Demand, Turn
 from gruppetto.types import NO_VERSION, Rollout, Segment, Task, TokenKind
 
@@ -91,15 +92,22 @@ class SimTools(Environment):
         self._plans = plans
 
     async def step(self, rollout: Rollout) -> Observation:
+        return await self.submit(rollout)
+
+    def submit(self, rollout: Rollout) -> asyncio.Future[Observation]:
+        """`step` without a task of its own."""
+        seconds, answer = self._answer(rollout)
+        return answer_in(seconds, answer)
+
+    def _answer(self, rollout: Rollout) -> tuple[float, Observation]:
         entry = self._plans.entries[rollout.id]
         ends, turns = self._plans.of(entry)
         if entry.turns >= len(ends):
-            return Observation((), done=True, seconds=0.0)
+            return 0.0, Observation((), done=True, seconds=0.0)
         turn = turns[entry.turns - 1]
-        await asyncio.sleep(turn.tool_s)
         count = turn.observation_tokens
         segments = (Segment(TokenKind.ENVIRONMENT, NO_VERSION, range(count), Zeros(count)),) if count else ()
-        return Observation(segments, done=False, seconds=turn.tool_s)
+        return turn.tool_s, Observation(segments, done=False, seconds=turn.tool_s)
 
 
 def has_turns(demand: Demand, seed: int, look: int = 64) -> bool:

@@ -13,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gruppetto import __version__
+from gruppetto.auto.chooser import Chooser
+from gruppetto.auto.forecast import forecast_all
+from gruppetto.auto.settings import auto_settings
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import Loaded
 from gruppetto.config.schema import Config
@@ -67,7 +70,10 @@ def demand_of(workload: str) -> Demand:
 
 async def run(config: Config, demand: Demand, recorder: Recorder) -> None:
     """The run itself, on the running (virtual) loop."""
-    await build_world(config, demand, recorder).run()
+    world = build_world(config, demand, recorder)
+    if config.scheduler.type == "auto":
+        world.stages.chooser = Chooser(auto_settings(config, turns=world.spec.plans.turns), forecast_all, world.loop)
+    await world.run()
 
 
 def build_world(config: Config, demand: Demand, recorder: Recorder) -> World:

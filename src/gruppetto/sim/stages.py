@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gruppetto.buffer.batch import Advantages
 from gruppetto.data.base import TaskSource
@@ -39,6 +39,25 @@ class SimSource(TaskSource):
         self._next = int(state["next"])
 
 
+T = TypeVar("T")
+
+
+def answer_in(seconds: float, answer: T) -> asyncio.Future[T]:
+    """A future that has `answer` after `seconds`; done already where that is no time."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    if seconds <= 0:
+        future.set_result(answer)
+    else:
+        loop.call_later(seconds, _settle, future, answer)
+    return future
+
+
+def _settle(future: asyncio.Future[T], answer: T) -> None:
+    if not future.done():  # it may have been taken back
+        future.set_result(answer)
+
+
 class SimReward(Reward):
     """Takes `seconds` and answers with `score_of(rollout)`."""
 
@@ -49,8 +68,11 @@ class SimReward(Reward):
         self._seconds = seconds
 
     async def score(self, rollout: Rollout) -> Score:
-        await asyncio.sleep(self._seconds)
-        return self._score_of(rollout)
+        return await self.submit(rollout)
+
+    def submit(self, rollout: Rollout) -> asyncio.Future[Score]:
+        """`score` without a task of its own."""
+        return answer_in(self._seconds, self._score_of(rollout))
 
 
 class SimTrainer(Trainer):

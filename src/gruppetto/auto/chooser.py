@@ -1,0 +1,275 @@
+"""`auto`: after each step, which scheduling policy comes next.
+
+    step 1        the rule, from the first estimates; nothing that masks or censors before four steps are in
+    step 1, 4, 9, 14 …   a forecast of the rule's choice, the present one and their neighbours, from the present state
+    switch        where the gain is above 3 % and twice its standard error, twice running (the first time at once)
+    every step    the forecast's error; three in a row above 15 %, and the rule decides until the next good one
+
+What would discard more than .85 of `max_waste`, or age beyond the bound, is no candidate. Changing to what censors
+drains first: groups on their way are trained whole. Each decision is an event with its forecast. Source: our scheduling
+study, section 4; the online loop is ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gruppetto.auto.candidates import candidates, composed, warm_up
+from gruppetto.auto.estimates import Estimates, engine_model
+from gruppetto.auto.forecast import Ask, Forecast, Question
+from gruppetto.auto.learned import Learned, lengths_of
+from gruppetto.auto.present import take
+from gruppetto.record.bounds import RateFit
+from gruppetto.scheduler.beliefs.rule import Choice, Limits, choose
+from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.policies.composed import Composed
+from gruppetto.scheduler.policies.rounds import Continuous
+
+EVERY = 5
+FIRST = (1, 4)
+"""Steps after which a forecast is made: these, and every so many from then on."""
+STEPS_UNBIASED = 4
+GAIN = 0.03
+MARGIN = 0.85
+"""Share of `max_waste` that a forecast may use up; without it one case in fifteen ended just over the limit."""
+WRONG = 0.15
+STEPS_WRONG = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoSettings:
+    """`limits` of the user; `deterministic`: a decision waits for its forecast, whenever it comes."""
+
+    limits: Limits
+    turns: bool = False
+    kv_kept: bool = False
+    seed: int = 0
+    deterministic: bool = True
+    max_candidates: int = 8
+
+
+class Chooser:
+    """One run's decisions. `after_step` is awaited between two steps."""
+
+    def __init__(self, settings: AutoSettings, ask: Ask, loop: RolloutLoop) -> None:
+        self._settings, self._ask, self._loop = settings, ask, loop
+        self._estimates = Estimates()
+        self._choice = choose(settings.limits, None)
+        self._next: Choice | None = None
+        """Waits for the pool to drain."""
+        self._pending: asyncio.Task[list[Forecast]] | None = None
+        self._asked: list[Choice] = []
+        self._leading: Choice | None = None
+        """Was ahead in the last forecast, and must be again."""
+        self._forecast: Forecast | None = None
+        self._seen: list[float] = []
+        """Seconds of the steps since the last look at the forecast's error."""
+        self._errors = 0
+        self.decisions: list[dict[str, Any]] = []
+
+    @property
+    def choice(self) -> Choice:
+        """What the run follows."""
+        return self._choice
+
+    def begin(self) -> None:
+        """Before the first step: what is safe when nothing is known."""
+        self._follow(self._choice)
+
+    async def after_step(self, step: int, metrics: Mapping[str, Any], fit: RateFit, processed: int) -> None:
+        """Learns from a step, asks for forecasts when they are due, follows them when they are in."""
+        self._estimates.add(metrics, self._loop.pool, processed)
+        self._check_forecast(metrics)
+        if self._next is not None:
+            self._drained()
+        if self._pending is not None and (self._pending.done() or self._settings.deterministic):
+            await self._consider()
+        if self._due() and self._pending is None:
+            question = self._question(fit)
+            if question is None:
+                return
+            self._asked = self._candidates(fit)
+            self._pending = asyncio.get_running_loop().create_task(self._answer(question, self._asked))
+            if self._settings.deterministic:
+                await self._consider()
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _due(self) -> bool:
+        count = self._estimates.count
+        return count in FIRST or (count > FIRST[-1] and (count - FIRST[-1]) % EVERY == 0)
+
+    def _limits(self) -> Limits:
+        limits = self._settings.limits
+        if self._estimates.count < STEPS_UNBIASED:
+            return replace(limits, allow_mask=False, allow_censoring=False)
+        return limits
+
+    def _candidates(self, fit: RateFit) -> list[Choice]:
+        ruled = self._ruled(fit)
+        history = self._loop.memory.defer_above is not None
+        return candidates(ruled, self._choice, self._limits(), history=history)[: self._settings.max_candidates]
+
+    def _ruled(self, fit: RateFit) -> Choice:
+        loop = self._loop
+        belief = loop.memory.estimator.belief()
+        rates = fit.rates(loop.pool.engines()[0].slots, len(loop.pool.engines()))
+        if belief is None or rates is None:
+            return choose(self._limits(), None)
+        measured = self._estimates.measured(loop.memory, belief, loop.pool, rates, self._prompt())
+        return choose(self._limits(), measured)
+
+    def _prompt(self) -> int:
+        prompts = [group.prompt for group in self._loop.pool.groups.values()]
+        return sum(prompts) // len(prompts) if prompts else self._loop.memory.prompt_tokens
+
+    def _question(self, fit: RateFit) -> Question | None:
+        loop, memory = self._loop, self._loop.memory
+        engines = loop.pool.engines()
+        belief = memory.estimator.belief()
+        rates = fit.rates(engines[0].slots, len(engines)) if engines else None
+        lengths = lengths_of(memory.estimator.recent_groups(), loop.pool.max_tokens)
+        if belief is None or rates is None or lengths is None:
+            return None
+        model = engine_model(rates, engines[0].kv_capacity)
+        turns = self._settings.turns
+        prompt = self._prompt()
+        demand = Learned(
+            lengths,
+            prompt,
+            memory.turns.tokens_a_turn if turns else 0,
+            memory.turns.tokens_an_answer if turns else 0,
+            memory.turns.seconds if turns else (),
+        )
+        rows = max(1, loop.pool.num_running // max(1, len(engines)))
+        present = take(loop.pool, model.step_s(rows, 0))
+        return Question(
+            present=present if present.groups else replace(present, prompt=prompt),
+            settings=loop.settings,
+            demand=demand,
+            belief=belief,
+            model=model,
+            engines=len(engines),
+            trainer=self._estimates.trainer(),
+            turns=turns,
+            kv_kept=self._settings.kv_kept,
+            seed=self._settings.seed + self._estimates.count,
+            tool_s=memory.turns.seconds_a_token if turns else 0.0,
+        )
+
+    async def _answer(self, question: Question, asked: list[Choice]) -> list[Forecast]:
+        tried = [self._compose(choice) for choice in asked]
+        steps, skip = warm_up(asked)
+        if self._settings.deterministic:
+            return self._ask(question, tried, steps, skip)
+        return await asyncio.to_thread(self._ask, question, tried, steps, skip)
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    async def _consider(self) -> None:
+        assert self._pending is not None
+        answers, self._pending = await self._pending, None
+        known = dict(zip(self._asked, answers, strict=True))
+        usable = {choice: answer for choice, answer in known.items() if self._usable(choice, answer)}
+        if not usable:
+            return
+        best = max(usable, key=lambda choice: usable[choice].tokens_s)
+        present = usable.get(self._choice)
+        gain, error = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
+        early = self._estimates.count <= FIRST[-1]
+        clear = best != self._choice and gain > max(GAIN, 0.0 if early else error)
+        switch = clear and (early or present is None or self._leading == best)
+        self._leading = best if clear else None
+        self._note(known, best, gain, switch)
+        if switch:
+            self._go_to(best)
+        self._forecast = usable[best] if switch or best == self._choice else present
+
+    def _usable(self, choice: Choice, answer: Forecast) -> bool:
+        limits = self._settings.limits
+        fresh = choice.over_age == "mask" or answer.staleness <= limits.max_staleness
+        return not answer.failed and fresh and answer.waste <= MARGIN * limits.max_waste
+
+    def _go_to(self, choice: Choice) -> None:
+        if choice.tail_batch is not None and self._choice.tail_batch is None and self._loop.pool.groups:
+            self._next = choice
+            draining = self._compose(self._choice)
+            self._loop.follow(replace(draining, name="drain", rounds=Continuous(1.0)))
+            return
+        self._follow(choice)
+
+    def _drained(self) -> None:
+        if self._next is not None and not self._loop.pool.groups:
+            choice, self._next = self._next, None
+            self._follow(choice)
+
+    def _follow(self, choice: Choice) -> None:
+        self._choice = choice
+        self._loop.follow(self._compose(choice))
+
+    def _compose(self, choice: Choice) -> Composed:
+        pool = self._loop.pool
+        return composed(
+            choice, kv_known=any(seat.kv_capacity for seat in pool.engines()), pool=self._settings.limits.pool
+        )
+
+    # -- looking back -------------------------------------------------------------------------------------------------
+
+    def _check_forecast(self, metrics: Mapping[str, Any]) -> None:
+        """Compares what was forecast with what came; a forecast that is wrong again and again is not asked any more."""
+        if self._forecast is None or not self._forecast.step_s or not metrics["time/step_s"]:
+            return
+        self._seen.append(metrics["time/step_s"])
+        if len(self._seen) < EVERY:
+            return
+        error = sum(self._seen) / len(self._seen) / self._forecast.step_s - 1
+        self._tell("forecast_error", error=round(error, 4))
+        self._errors = self._errors + 1 if abs(error) > WRONG else 0
+        self._seen = []
+        if self._errors >= STEPS_WRONG:
+            self._errors = 0
+            self._tell("notice", reason=f"the forecast was off by more than {WRONG:.0%} three times; the rule decides")
+
+    def _note(self, known: Mapping[Choice, Forecast], best: Choice, gain: float, switch: bool) -> None:
+        rows = [
+            {
+                "choice": describe(choice),
+                "tokens_s": round(answer.tokens_s, 3),
+                "step_s": round(answer.step_s, 3),
+                "waste": round(answer.waste, 4),
+                **({"failed": answer.failed} if answer.failed else {}),
+            }
+            for choice, answer in known.items()
+        ]
+        decision = {
+            "after_step": self._estimates.count,
+            "present": describe(self._choice),
+            "best": describe(best),
+            "gain": round(gain, 4) if gain != float("inf") else None,
+            "switch": switch,
+            "why": list(best.why),
+            "forecasts": rows,
+        }
+        self.decisions.append(decision)
+        self._tell("choice", **decision)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._loop.tell(kind, **fields)
+
+
+def describe(choice: Choice) -> str:
+    """A choice in a few words."""
+    if choice.tail_batch is not None:
+        return f"tail_batch over_prompts={choice.tail_batch:g}"
+    parts = [f"depth={choice.depth:g}", f"k={choice.max_staleness}", choice.over_age, choice.order]
+    parts += [name for name in ("defer", "stream", "hold", "finish_first") if getattr(choice, name)]
+    return " ".join(parts)

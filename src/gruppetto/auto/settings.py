@@ -1,0 +1,27 @@
+"""From a config to the limits that `auto` keeps."""
+
+from __future__ import annotations
+
+from gruppetto.auto.chooser import AutoSettings
+from gruppetto.config.schema import Config
+from gruppetto.scheduler.beliefs.rule import Limits
+
+
+def auto_settings(config: Config, *, turns: bool) -> AutoSettings:
+    """`turns`: rollouts have tool calls. Without `max_staleness` it stays strictly on-policy."""
+    scheduler = config.scheduler
+    disaggregated = config.run.placement == "disaggregated"
+    return AutoSettings(
+        limits=Limits(
+            max_staleness=scheduler.max_staleness or 0,
+            allow_mask=scheduler.allow_mask,
+            allow_censoring=scheduler.allow_censoring,
+            max_waste=scheduler.max_waste,
+            agentic=turns,
+            pool=bool(scheduler.kv_pool),
+            disaggregated=disaggregated,
+        ),
+        turns=turns,
+        kv_kept=disaggregated and config.sim.kv_on_swap == "keep",
+        seed=config.run.seed,
+    )
