@@ -95,12 +95,22 @@ def test_everything_wrong_is_reported_at_once(run_toml):
         ),
         (
             "scheduler.type=partail",
-            'scheduler.type = "partail" (command line): must be "sync" or "partial"; write scheduler.type = "partial"',
+            'scheduler.type = "partail" (command line): must be "sync", "partial", "tail_batch", "divided", '
+            '"async_bounded", "windowed", "layered" or "auto"; write scheduler.type = "partial"',
         ),
         (
             "scheduler.over_provision=2",
-            'scheduler.over_provision = 2 (command line) belongs to scheduler.type = "partial", but scheduler.type is '
-            '"sync" (default); write scheduler.type = "partial" or leave scheduler.over_provision out',
+            "scheduler.over_provision = 2 (command line): scheduler.over_provision is now scheduler.depth; "
+            "write scheduler.depth = 2",
+        ),
+        (
+            "scheduler.max_stalenes=1",
+            "unknown key 'scheduler.max_stalenes' (command line) - did you mean 'scheduler.max_staleness'?",
+        ),
+        (
+            "scheduler.over_age=later",
+            'scheduler.over_age = "later" (command line): must be "wait", "mask" or "drop" or "none"; '
+            'write scheduler.over_age = "none"',
         ),
         (
             "rollout.group_size=1",
@@ -121,13 +131,19 @@ def test_one_line_for_one_override(override, line):
     assert lines([], [override]) == [line]
 
 
-def test_a_range_of_a_variant_is_checked_under_its_tag():
-    assert lines([], ["scheduler.type=partial", "scheduler.over_provision=0.5", "scheduler.max_staleness=-1"]) == [
-        "scheduler.over_provision = 0.5 (command line): must be a number, at least 1, at most 8; "
-        "write scheduler.over_provision = 1",
+def test_ranges_of_settings_that_may_be_unset():
+    assert lines([], ["scheduler.depth=0.5", "scheduler.max_staleness=-1"]) == [
+        'scheduler.depth = 0.5 (command line): must be a number, at least 1, at most 64 or "none"; '
+        "write scheduler.depth = 1",
         'scheduler.max_staleness = -1 (command line): must be a whole number, at least 0 or "none"; '
         "write scheduler.max_staleness = 0",
     ]
+
+
+def test_lockstep_needs_turns():
+    (line,) = lines([], ["run.deterministic=true", "run.placement=disaggregated"])
+    assert line.startswith("run.deterministic = true needs engine and trainer to take turns")
+    assert "write run.placement = 'colocated' or run.deterministic = false" in line
 
 
 def test_several_misfits_are_all_reported():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gruppetto.config.fields import by_key, fields
-from gruppetto.config.loader import load
+from gruppetto.config.loader import load, recipes
 from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
 
@@ -76,22 +76,30 @@ def test_none_unsets_what_may_be_unset(write):
     assert load([], ["run.name=none"]).config.run.name == "none"
 
 
-def test_one_field_of_a_variant_keeps_the_files_tag(write):
-    write("run.toml", '[scheduler]\ntype = "partial"\nover_provision = 3.0\n')
+def test_one_scheduler_setting_keeps_the_files_preset_and_another_preset_its_settings(write):
+    write("run.toml", '[scheduler]\ntype = "partial"\ndepth = 3.0\n')
     scheduler = load(["run.toml"], ["scheduler.max_parked_steps=4"]).config.scheduler
-    assert (scheduler.type, scheduler.over_provision, scheduler.max_parked_steps) == ("partial", 3.0, 4)
+    assert (scheduler.type, scheduler.depth, scheduler.max_parked_steps) == ("partial", 3.0, 4)
+    scheduler = load(["run.toml"], ["scheduler.type=layered", "scheduler.depth=none"]).config.scheduler
+    assert (scheduler.type, scheduler.depth) == ("layered", None)
 
 
-def test_another_variant_leaves_out_what_is_not_its_own(write):
-    write("run.toml", '[scheduler]\ntype = "partial"\nover_provision = 3.0\n')
-    loaded = load(["run.toml"], ["scheduler.type=sync"])
-    assert loaded.config.scheduler.type == "sync"
-    assert "over_provision" not in loaded.source_text
+def test_recipes_have_a_folder_that_may_be_left_out(write):
+    assert {"demo", "sim/family-a", "sim/reasoning-32k"} <= set(recipes())
+    full, bare = load(["sim/family-b"]), load(["family-b"])
+    assert full.config == bare.config
+    assert full.origins["sim.workload"].startswith("recipe sim/family-b:")
+    write("sim/family-b", "[run]\nsteps = 3\n")
+    assert load(["sim/family-b"]).config == full.config
+    write("my/run", "[run]\nsteps = 3\n")
+    assert load(["my/run"]).config.run.steps == 3
 
 
-def test_a_tag_given_later_fits_the_options_given_before(write):
-    write("run.toml", "[scheduler]\nover_provision = 3.0\n")
-    assert load(["run.toml"], ["scheduler.type=partial"]).config.scheduler.over_provision == 3.0
+def test_the_repositorys_recipes_are_those_of_the_package():
+    shown = Path(__file__).parents[2] / "recipes" / "sim"
+    for path in sorted(shown.glob("*.toml")):
+        assert load([path]).config == load([f"sim/{path.stem}"]).config
+    assert {path.stem for path in shown.glob("*.toml")} == {n.partition("/")[2] for n in recipes() if "/" in n}
 
 
 def test_the_document_of_a_run_loads_to_the_same_config(write):
@@ -111,10 +119,8 @@ def test_every_default_passes_as_an_override():
     for field in fields():
         if field.default is None or field.type == "object":
             continue
-        section = field.key.rpartition(".")[0]
-        tag = [f"{section}.type={field.tag}"] if field.tag else []
         value = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        loaded = load([], [*tag, f"{field.key}={value}"])
+        loaded = load([], [f"{field.key}={value}"])
         assert loaded.origins[field.key] == "command line"
 
 

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from gruppetto.cli.main import main
+from gruppetto.cli.simulate import compared
 from gruppetto.config.loader import load
-from gruppetto.sim.compare import figures
+from gruppetto.config.schema import SchedulerSection
+from gruppetto.errors import UserError
+from gruppetto.sim.compare import COLUMNS, figures, overrides, warm_up
 from gruppetto.sim.simulate import simulate
 
 SMALL = (
@@ -51,35 +54,141 @@ def test_parking_the_tail_beats_waiting_for_it(tmp_path):
         figures(run(tmp_path, name, *settings))
         for name, settings in {
             "sync": ("scheduler.type=sync",),
-            "partial": ("scheduler.over_provision=2.0",),
-            "fresh": ("scheduler.over_provision=2.0", "scheduler.max_staleness=1", "scheduler.over_age=wait"),
+            "partial": ("scheduler.depth=2.0",),
+            "fresh": ("scheduler.depth=2.0", "scheduler.max_staleness=1", "scheduler.over_age=wait"),
         }.items()
     )
     assert sync["staleness_max"] == 0
     assert partial["step_s"] < 0.8 * sync["step_s"]
     assert fresh["staleness_max"] <= 1
-    assert {sync["dropped"], partial["dropped"], fresh["dropped"]} == {0}
+    assert {sync["waste"], partial["waste"], fresh["waste"]} == {0}
+    assert fresh["window_excess"] is not None
+    assert sync["window_excess"] is None
+    assert sync["excess"] >= 0
 
 
 def test_time_is_accounted_for(tmp_path):
     folder = run(tmp_path, "time", "scheduler.type=sync")
     for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
-        parts = row["time/wait_for_batch_s"] + row["time/train_s"] + row["time/publish_s"]
+        parts = sum(row[f"time/{name}_s"] for name in ("wait_for_batch", "train", "switch", "publish"))
         assert row["time/step_s"] == pytest.approx(parts)
         assert row["time/publish_s"] == pytest.approx(1.0)
 
 
-def test_command_compares_and_writes_json(tmp_path, capsys):
+PRESETS = ["sync", "partial", "tail_batch", "divided", "async_bounded", "windowed", "layered", "auto"]
+
+
+def test_command_compares_all_presets_and_writes_json(tmp_path, capsys):
     target = tmp_path / "out.json"
     arguments = ["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.steps=3", "--json", str(target)]
-    assert main([*arguments, "--compare", "sync,partial:over_provision=2"]) == 0
-    assert "partial:over_provision=2" in capsys.readouterr().out
-    assert json.loads(target.read_text())["sync"]["staleness_max"] == 0
-    assert main([*arguments, "--compare", "sync,partial:over_provision=2"]) == 0  # simulated runs may be written anew
+    entries = [*PRESETS, "partial:depth=2", "layered:max_staleness=1:over_age=mask", "layered:engine.slots=4"]
+    assert main([*arguments, "--compare", ",".join(entries)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 150
+    results = json.loads(target.read_text())
+    assert list(results) == entries
+    assert {name: found["placement"] for name, found in results.items() if found["placement"] != "colocated"} == {
+        "async_bounded": "disaggregated",
+        "windowed": "disaggregated",
+    }
+    assert {name for name, found in results.items() if found["censors"]} == {"tail_batch"}
+    assert results["sync"]["staleness_max"] == 0
+    assert results["layered:engine.slots=4"]["step_s"] > results["layered"]["step_s"]
+    for found in results.values():
+        assert found["steps"] == 2
+        assert {*COLUMNS} - {"staleness"} <= set(found)
+        assert 0 < sum(found["idle"].values()) < 1
+        assert found["waste"] == pytest.approx(found["masked"] + found["dropped"])
+    assert main([*arguments, "--compare", "sync"]) == 0  # simulated runs may be written anew
+
+
+def test_json_alone_goes_to_standard_output(tmp_path, capsys):
+    arguments = ["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.steps=2", "--json", "-"]
+    assert main(arguments) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["partial"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sim.workload=Z"], "Z"),
+        (["--compare", "sink"], 'write scheduler.type = "sync"'),
+        (["--compare", "sync,partial:over_provision=2"], "scheduler.over_provision is now scheduler.depth"),
+        (["--compare", "sync:rounds=2"], "scheduler.rounds belongs to the rounds of tail_batch"),
+        (["--compare", "windowed:run.placement=colocated"], "write run.placement = 'disaggregated'"),
+        (["scheduler.type=async_bounded"], "write run.placement = 'disaggregated'"),
+        (["--json", "nowhere/at/all.json", "run.steps=1"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(tmp_path, capsys, arguments, said):
+    assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_real_runs_folder_is_left_alone(tmp_path):
     (tmp_path / "real" / "rollouts").mkdir(parents=True)
-    assert main([*arguments, "run.name=real"]) == 2
-    assert main([*arguments, "sim.workload=Z", "run.name=z"]) == 2
-    assert "Z" in capsys.readouterr().err
+    assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.name=real"]) == 2
+
+
+def test_an_entry_replaces_the_whole_scheduler_table():
+    given = ["scheduler.type=layered", "scheduler.max_staleness=3", "scheduler.chunk=64", "scheduler.allow_mask=false"]
+    entries = "sync,layered:depth=1.5:max_staleness=2:sim.pass_rate=0.25:rollout.max_tokens=99,windowed"
+    runs = compared(["reasoning-32k", *given], entries)
+    sync, layered, windowed = (loaded.config for loaded in runs.values())
+    assert sync.scheduler == SchedulerSection(allow_mask=False)
+    assert layered.scheduler == SchedulerSection(type="layered", depth=1.5, max_staleness=2, allow_mask=False)
+    assert (layered.sim.pass_rate, layered.rollout.max_tokens) == (0.25, 99)
+    assert (sync.run.placement, windowed.run.placement) == ("colocated", "disaggregated")
+    assert len({loaded.config.run.name for loaded in runs.values()}) == 3
+
+
+def test_engines_that_run_on_are_given_to_who_needs_them_only():
+    assert "run.placement=disaggregated" in overrides("async_bounded:max_staleness=2")
+    assert "run.placement=disaggregated" not in overrides("windowed:run.placement=colocated")
+    assert "run.deterministic=false" in overrides("layered:run.placement=disaggregated")
+    assert not any(setting.startswith("run.") for setting in overrides("layered:max_staleness=2"))
+    with pytest.raises(UserError, match="take turns"):
+        load(["reasoning-32k"], ["run.deterministic=true", "run.placement=disaggregated"])
+    runs = compared(["reasoning-32k", "run.deterministic=true"], "sync,windowed")
+    assert [loaded.config.run.deterministic for loaded in runs.values()] == [True, False]
+
+
+def test_the_warm_up_is_common_and_at_most_half():
+    assert (warm_up([0, None, 3], 100), warm_up([0], 12), warm_up([8], 12), warm_up([], 1)) == (5, 2, 6, 0)
+
+
+def test_figures_are_sums_over_the_steps_after_the_warm_up(tmp_path):
+    rows = [
+        {
+            "time/step_s": 10.0,
+            "tokens/batch_trained": 60,
+            "tokens/batch_masked": 20 if step else 0,
+            "tokens/dropped/stale": 10 * step,
+            "tokens/dropped/surplus": 10 * step,
+            "rollouts/trained": 8 * (step + 1),
+            "schedule/makespan_s": 8.0,
+            "schedule/bound_s": 4.0 * step or 5.0,
+            "schedule/window_bound_s": 2.0,
+            "engine_s/total": 100.0,
+            "engine_s/tail": 20.0,
+            "engine_s/sync": 25.0,
+            "staleness/histogram": [45, 10, 5],
+            "staleness/max": 2,
+            "bias/length_ratio": 0.5 + step,
+        }
+        for step in range(3)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = {"run": {"placement": "colocated"}, "rollout": {"group_size": 4}}
+    (tmp_path / "config.resolved.json").write_text(json.dumps(config))
+    found = figures(tmp_path, warm_up=1)
+    assert found["groups_per_s"] == pytest.approx(2 * 2 / 20)
+    assert found["excess"] == pytest.approx(16 / 12 - 1)
+    assert found["window_excess"] == pytest.approx(16 / 4 - 1)
+    assert (found["masked"], found["dropped"]) == (pytest.approx(40 / 200), pytest.approx(40 / 200))
+    assert (found["staleness_mean"], found["on_policy"]) == (pytest.approx(40 / 120), pytest.approx(90 / 120))
+    assert list(found["idle"].items()) == [("sync", 0.25), ("tail", 0.2)]
+    assert (found["length_ratio"], found["p99_ratio"]) == (2.5, None)
 
 
 def test_a_recorded_run_is_a_workload(tmp_path):
@@ -96,4 +205,4 @@ def test_a_recorded_run_is_a_workload(tmp_path):
 
 
 def test_a_deterministic_config_can_be_simulated(tmp_path):
-    assert figures(run(tmp_path, "d", "run.deterministic=true"))["dropped"] == 0
+    assert figures(run(tmp_path, "d", "run.deterministic=true"))["waste"] == 0

@@ -37,8 +37,16 @@ def run(args: argparse.Namespace) -> int:
     elif args.diff:
         _print_diff(args.settings, as_json=args.json)
     else:
-        _print_values(load_settings(args.settings), as_json=args.json)
+        loaded = load_settings(args.settings)
+        _check(loaded)
+        _print_values(loaded, as_json=args.json)
     return 0
+
+
+def _check(loaded: Loaded) -> None:
+    from gruppetto.config.preflight import refuse_scheduler
+
+    refuse_scheduler(loaded.config)
 
 
 def _print_values(loaded: Loaded, *, as_json: bool) -> None:
@@ -90,17 +98,12 @@ def reference() -> Iterator[str]:
 
     section = None
     for field in fields():
-        heading = _heading(field)
+        heading = f"[{field.key.rpartition('.')[0]}]"
         if heading != section:
             yield from ([""] if section else [])
             yield heading
             section = heading
         yield from _entry(field)
-
-
-def _heading(field: Field) -> str:
-    name = field.key.rpartition(".")[0]
-    return f"[{name}]" + (f' type = "{field.tag}"' if field.tag else "")
 
 
 def _entry(field: Field) -> Iterator[str]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gruppetto.cli.settings import add_settings, require_files, split_settings
+from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
     from gruppetto.config.loader import Loaded
 
 WIDTH = 150
 """Columns of the table where there is no terminal to ask."""
-
-LEGEND = """\
-idle: tail = slots of all engines that stood empty with nothing queued; excess = decode steps over the least that any
-schedule of each step's tokens needs; stale max = versions between the oldest trained token and its training;
-masked, dropped = shares of tokens; len ratio = mean length trained on over mean length generated (below 1: long answers
-are censored)"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,11 +25,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "simulate",
         help="run the scheduler on virtual time, without a model or a GPU",
         description="Runs the real scheduler and controller over simulated engines, rewards and trainer ([sim]).",
-        epilog="Example: gruppetto simulate reasoning-32k --compare sync,partial,partial:over_provision=2",
+        epilog="Example: gruppetto simulate reasoning-32k --compare sync,partial:depth=2,layered:max_staleness=1",
     )
     add_settings(parser)
     parser.add_argument(
-        "--compare", metavar="A,B", help="scheduler types, each may carry settings: partial:over_age=drop"
+        "--compare",
+        metavar="A,B",
+        help="presets, each in the place of [scheduler] with settings of its own: partial:depth=2:engine.slots=64",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write the figures, one object a scheduler (- = standard output)"
@@ -41,37 +41,44 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from gruppetto.sim.compare import figures
+    from gruppetto.sim.compare import figures, warm_up
     from gruppetto.sim.simulate import simulate
 
     require_files(args.settings, "simulate")
-    wanted = args.compare.split(",") if args.compare else [""]
-    runs = {name: _load(args.settings, name, len(wanted) > 1) for name in wanted}
+    runs = compared(args.settings, args.compare)
     _check_new(list(runs.values()))
+    configs = [loaded.config for loaded in runs.values()]
+    skipped = warm_up([config.scheduler.max_staleness for config in configs], min(c.run.steps for c in configs))
     results = {}
     for name, loaded in runs.items():
-        shown = name or loaded.config.scheduler.type
-        print(f"{shown}: {loaded.config.run.steps} steps on virtual time …", flush=True)
-        results[shown] = figures(simulate(loaded))
-    _print(results)
+        print(f"{name}: {loaded.config.run.steps} steps on virtual time …", flush=True, file=sys.stderr)
+        results[name] = figures(simulate(loaded), skipped)
+    if args.json != "-":
+        print_table(results)
     if args.json:
-        _write(results, args.json)
+        write_figures(results, args.json)
     return 0
 
 
-def _load(settings: list[str], scheduler: str, several: bool) -> Loaded:
-    """The config with one scheduler of `--compare`, and a run name of its own."""
+def compared(settings: Sequence[str], compare: str | None) -> dict[str, Loaded]:
+    """The config of each entry of `--compare` by its name, each with a run name of its own. Raises `UserError`."""
     from gruppetto.config.loader import load
+    from gruppetto.config.preflight import refuse_scheduler
+    from gruppetto.sim.compare import overrides
 
-    files, overrides = split_settings(settings)
-    if scheduler:
-        kind, *options = scheduler.split(":")
-        overrides = [*overrides, f"scheduler.type={kind}", *(f"scheduler.{option}" for option in options)]
-    loaded = load(files, overrides)
-    if several:
-        name = f"{loaded.config.run.name}-{scheduler.replace(':', '-').replace('=', '-')}"
-        loaded = load(files, [*overrides, f"run.name={name}"])
-    return loaded
+    files, given = split_settings(settings)
+    base = load(files, given)
+    if not compare:
+        refuse_scheduler(base.config)
+        return {base.config.scheduler.type: base}
+    placed = base.config.run.placement == "disaggregated"
+    runs = {}
+    for entry in dict.fromkeys(compare.split(",")):
+        chosen = [*given, *overrides(entry, placed=placed)]
+        name = f"{base.config.run.name}-{re.sub('[^A-Za-z0-9_.]+', '-', entry)}"
+        runs[entry] = load(files, [*chosen, f"run.name={name}"])
+        refuse_scheduler(runs[entry].config)
+    return runs
 
 
 def _check_new(runs: list[Loaded]) -> None:
@@ -84,28 +91,36 @@ def _check_new(runs: list[Loaded]) -> None:
             refuse_existing(path)
 
 
-def _print(results: dict[str, dict[str, float]]) -> None:
+def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """The figures of `sim.compare.figures` by name, one row a run, and what the columns mean."""
     from rich.console import Console
     from rich.table import Table
 
-    from gruppetto.sim.compare import COLUMNS, shown
+    from gruppetto.sim.compare import COLUMNS, LEGEND, cells
 
-    table = Table()
-    table.add_column("scheduler", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("scheduler", overflow="fold", max_width=32)
     for heading in COLUMNS.values():
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True, vertical="top")
     for name, values in results.items():
-        table.add_row(name, *(shown(column, values[column]) for column in COLUMNS))
+        table.add_row(name, *cells(values))
     console = Console()
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
     print(LEGEND)
 
 
-def _write(results: dict[str, dict[str, float]], target: str) -> None:
+def write_figures(results: Mapping[str, Mapping[str, Any]], target: str) -> None:
+    """All figures as JSON, one object a run; `-` is standard output. Raises `UserError`."""
     import json
 
     text = json.dumps(results, indent=2) + "\n"
     if target == "-":
         print(text, end="")
-    else:
+        return
+    try:
         Path(target).write_text(text)
+    except OSError as error:
+        raise UserError(f"--json {target} cannot be written: {error.strerror}; write another path") from None
+
+
+_print = print_table

@@ -1,7 +1,7 @@
 """The schema as a flat list of fields: what each key takes, its default and what it means.
 
 Owns the one reading of the schema that messages, `gruppetto config` and the reference are made from. Promise: every
-key that `Config` accepts is here once per variant that has it.
+key that `Config` accepts is here once.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _PLURALS = {"integer": "whole numbers", "number": "numbers", "string": "texts"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One setting. `tag` is the variant (`scheduler.type`) that has it, None where the section has no variants."""
+    """One setting, by its dotted key."""
 
     key: str
-    tag: str | None
     node: Node
     default: Any
     doc: str
@@ -118,36 +117,22 @@ def _list_words(node: Node) -> str:
 def fields() -> tuple[Field, ...]:
     """All settings, in the order of the schema."""
     root = Config.model_json_schema()
-    return tuple(_walk(root, "", None, root["$defs"]))
+    return tuple(_walk(root, "", root["$defs"]))
 
 
-def _walk(node: Node, prefix: str, tag: str | None, defs: Node) -> Iterator[Field]:
+def _walk(node: Node, prefix: str, defs: Node) -> Iterator[Field]:
     for name, prop in node["properties"].items():
         key = prefix + name
-        if "discriminator" in prop:
-            yield from _variants(prop, key, defs)
-        elif "$ref" in prop:
-            yield from _walk(_resolve(prop["$ref"], defs), f"{key}.", tag, defs)
-        elif tag is None or name != "type":
-            yield _field(prop, key, tag)
+        if "$ref" in prop:
+            yield from _walk(_resolve(prop["$ref"], defs), f"{key}.", defs)
+        else:
+            yield _field(prop, key)
 
 
-def _variants(prop: Node, key: str, defs: Node) -> Iterator[Field]:
-    """The tag itself first, then the fields of each variant."""
-    variants = [_resolve(variant["$ref"], defs) for variant in prop["oneOf"]]
-    mapping = {node["properties"]["type"]["const"]: node for node in variants}
-    doc = "\n".join(str(node["description"]).partition("type = ")[2] for node in mapping.values())
-    choice = {"type": "string", "enum": list(mapping)}
-    yield Field(key=f"{key}.type", tag=None, node=choice, default=prop["default"]["type"], doc=doc, nullable=False)
-    for tag, node in mapping.items():
-        yield from _walk(node, f"{key}.", tag, defs)
-
-
-def _field(prop: Node, key: str, tag: str | None) -> Field:
+def _field(prop: Node, key: str) -> Field:
     kinds = [kind for kind in prop.get("anyOf", [prop]) if kind.get("type") != "null"]
     return Field(
         key=key,
-        tag=tag,
         node=kinds[0],
         default=prop.get("default"),
         doc=str(prop.get("description", "")),
@@ -161,36 +146,18 @@ def _resolve(ref: str, defs: Node) -> Node:
 
 
 @cache
-def by_key() -> dict[str, tuple[Field, ...]]:
-    """Every key with its field, or its fields where several variants have one of this name."""
-    found: dict[str, tuple[Field, ...]] = {}
-    for field in fields():
-        found[field.key] = found.get(field.key, ()) + (field,)
-    return found
+def by_key() -> dict[str, Field]:
+    """Every key with its field."""
+    return {field.key: field for field in fields()}
 
 
-@cache
-def tags() -> dict[str, tuple[str, ...]]:
-    """The variants of each section that has some, the default first: {"scheduler": ("sync", "partial")}."""
-    unions = {field.key.rpartition(".")[0] for field in fields() if field.tag is not None}
-    found: dict[str, tuple[str, ...]] = {}
-    for section in unions:
-        (tag_field,) = by_key()[f"{section}.type"]
-        found[section] = tuple(sorted(tag_field.choices, key=lambda tag: tag != tag_field.default))
-    return found
-
-
-def find(key: str, tag: str | None = None) -> Field | None:
-    """The field that `key` names: the variant's where `tag` is given, and for `engine.args.x` that of `engine.args`."""
+def find(key: str) -> Field | None:
+    """The field that `key` names; for `engine.args.x` that of `engine.args`."""
     while key:
-        candidates = by_key().get(key, ())
-        for field in candidates:
-            if field.tag in (None, tag):
-                return field
-        if candidates:
-            return candidates[0]
+        field = by_key().get(key)
+        if field is not None:
+            return field
         key = key.rpartition(".")[0]
-        parent = by_key().get(key, ())
-        if parent and parent[0].type != "object":
+        if key in by_key() and by_key()[key].type != "object":
             return None
     return None

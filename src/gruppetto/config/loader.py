@@ -3,13 +3,11 @@
 Owns reading, precedence and origins. The rules, all of them:
   - Defaults, then the recipe that a file `extends`, then files from left to right, then the command line; the later
     one wins, key by key (also inside free tables such as `engine.args`). A list is replaced, never joined.
-  - A name with a slash or ending in `.toml` is a file; a bare name is a recipe shipped with the package. The path in
-    `extends` counts from the file that says it. Every other path in a config counts from the current directory, as in
-    a shell, whoever wrote it.
+  - A name that ends in `.toml` is a file; without it, it is a recipe shipped with the package (`sim/family-a`, or
+    `family-a` alone), or else, with a slash, a file. The path in `extends` counts from the file that says it. Every
+    other path in a config counts from the current directory, as in a shell, whoever wrote it.
   - After `=` on the command line stands a TOML value; what is none is taken as text, and where a setting is text the
     characters are taken as they are unless quoted. `"none"` unsets a setting that may be unset.
-  - A section with variants (`scheduler.type`) keeps the variant of the layer below when one of its fields is set
-    alone; a layer that sets another variant leaves out what the layers below set for variants that are not its own.
 Promise: everything that is wrong is reported at once, one line each, as a `UserError`; environment variables play no
 part.
 """
@@ -28,7 +26,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gruppetto.config.fields import by_key, find, tags
+from gruppetto.config.fields import by_key, find
 from gruppetto.config.messages import problem
 from gruppetto.config.schema import Config
 from gruppetto.config.toml import key_lines, key_text, parse_value, value_text
@@ -74,7 +72,6 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
-        _leave_out_other_variants(values, origins, layer.values)
         _merge(values, origins, layer, layer.values, "")
     _unset(values)
     config = _validate(values, lambda key: _origin(origins, key))
@@ -83,9 +80,9 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
 
 
 def recipes() -> list[str]:
-    """Names of the recipes shipped with the package."""
-    folder = resources.files("gruppetto.config").joinpath("recipes")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    """Names of the recipes shipped with the package: `demo`, `sim/family-a`."""
+    folder = _recipe_folder()
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.toml"))
 
 
 def _file_layers(name: str, base: Path, seen: tuple[str, ...]) -> list[_Layer]:
@@ -111,8 +108,9 @@ def _line(lines: Mapping[str, int], key: str) -> int:
 
 def _read(name: str, base: Path) -> tuple[str, str, Path]:
     """What to call the file, its text, and the folder that its own `extends` counts from."""
-    if "/" not in name and not name.endswith(".toml"):
-        return f"recipe {name}", _recipe_text(name), Path()
+    recipe = None if name.endswith(".toml") else _recipe(name)
+    if recipe is not None:
+        return f"recipe {recipe}", (_recipe_folder() / f"{recipe}.toml").read_text("utf-8"), Path()
     path = base / name
     try:
         return str(path), path.read_bytes().decode("utf-8-sig"), path.parent
@@ -124,12 +122,18 @@ def _read(name: str, base: Path) -> tuple[str, str, Path]:
         raise UserError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def _recipe_text(name: str) -> str:
-    if name not in recipes():
-        close = get_close_matches(name, recipes(), 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are {_names()}"
-        raise UserError(f"no recipe '{name}' - {hint} (a file is written with its ending: {name}.toml)")
-    return resources.files("gruppetto.config").joinpath("recipes", f"{name}.toml").read_text("utf-8")
+def _recipe(name: str) -> str | None:
+    """The recipe's full name; None where `name` can be a file. Raises `UserError` where it can be neither."""
+    found = [recipe for recipe in recipes() if name == recipe or ("/" not in name and recipe.endswith(f"/{name}"))]
+    if found or "/" in name:
+        return found[0] if found else None
+    close = get_close_matches(name, recipes(), 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are {_names()}"
+    raise UserError(f"no recipe '{name}' - {hint} (a file is written with its ending: {name}.toml)")
+
+
+def _recipe_folder() -> Path:
+    return Path(str(resources.files("gruppetto.config"))) / "recipes"
 
 
 def _names() -> str:
@@ -170,19 +174,6 @@ def _override_value(key: str, raw: str) -> Any:
     return raw if field and field.type == "string" and not isinstance(value, str) else value
 
 
-def _leave_out_other_variants(values: dict[str, Any], origins: dict[str, str], layer: Mapping[str, Any]) -> None:
-    """Where `layer` sets a variant: drops from `values` the keys that only other variants have."""
-    for section, known in tags().items():
-        new, old = layer.get(section), values.get(section)
-        if not isinstance(new, dict) or not isinstance(old, dict) or new.get("type") not in known:
-            continue
-        for name in list(old):
-            owners = [field.tag for field in by_key().get(f"{section}.{name}", ())]
-            if owners and None not in owners and new["type"] not in owners:
-                del old[name]
-                origins.pop(f"{section}.{name}", None)
-
-
 def _merge(
     values: dict[str, Any], origins: dict[str, str], layer: _Layer, table: Mapping[str, Any], prefix: str
 ) -> None:
@@ -209,7 +200,7 @@ def _origin(origins: Mapping[str, str], key: str) -> str:
 def _unset(values: dict[str, Any], prefix: str = "") -> None:
     """`"none"` becomes None where the key may be None."""
     for name, value in values.items():
-        field = by_key().get(prefix + name, (None,))[0]
+        field = by_key().get(prefix + name)
         if isinstance(value, dict):
             _unset(value, f"{prefix}{name}.")
         elif isinstance(value, str) and value.lower() == "none" and field is not None and field.nullable:
@@ -217,14 +208,10 @@ def _unset(values: dict[str, Any], prefix: str = "") -> None:
 
 
 def _validate(values: dict[str, Any], origin: Callable[[str], str]) -> Config:
-    tagged = dict(values)
-    for section, known in tags().items():
-        table = tagged.get(section, {})
-        tagged[section] = {"type": known[0]} | table if isinstance(table, dict) else table
     try:
-        return Config.model_validate_json(json.dumps(tagged, default=str), strict=True)
+        return Config.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        lines = [problem(item, tagged, origin) for item in error.errors(include_url=False)]
+        lines = [problem(item, values, origin) for item in error.errors(include_url=False)]
         raise UserError("\n".join(dict.fromkeys("\n".join(lines).splitlines()))) from None
 
 

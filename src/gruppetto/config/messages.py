@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any
 
-from gruppetto.config.fields import Field, by_key, find, tags
+from gruppetto.config.fields import Field, by_key, find
 from gruppetto.config.toml import value_text
 
 Origin = Callable[[str], str]
@@ -49,6 +50,9 @@ OTHER_NAMES = {
 }
 """What other trainers call a setting, for the did-you-mean."""
 
+RENAMED = {"scheduler.over_provision": "scheduler.depth"}
+"""Settings of earlier versions by what they are called now, with the same values."""
+
 _LONGEST = 60
 
 
@@ -57,16 +61,14 @@ def problem(error: Mapping[str, Any], values: Mapping[str, Any], origin: Origin)
 
     A check across settings may have found several misfits: then one line each.
     """
-    key, tag = _locate(error["loc"])
+    key = _key(error["loc"])
     if error["type"] == "extra_forbidden":
-        return unknown_key(key, tag, error["input"], origin)
+        return unknown_key(key, error["input"], origin)
     if error["type"] == "value_error":
         return "\n".join(_with_origins(line, origin) for line in str(error["ctx"]["error"]).splitlines())
-    if error["type"] == "union_tag_invalid":
-        key = f"{key}.type"
-    field = find(key, tag)
+    field = find(key)
     value = _lookup(values, key)
-    if field is None or not isinstance(key, str):
+    if field is None:
         return f"{_shown(key, value)} ({origin(key)}): must be a table of settings; write {key}.<setting> = <value>"
     return wrong_value(field, value, origin(key))
 
@@ -77,18 +79,13 @@ def wrong_value(field: Field, value: Any, origin: str) -> str:
     return f"{_shown(field.key, value)} ({origin}): must be {field.expects}; write {advice}"
 
 
-def unknown_key(key: str, tag: str | None, value: Any, origin: Origin) -> str:
-    """The line for a key that does not exist, or that another variant of its section has."""
-    section = key.rpartition(".")[0]
-    owners = [field.tag for field in by_key().get(key, ()) if field.tag is not None]
-    if owners and tag is not None:
-        return (
-            f"{_shown(key, value)} ({origin(key)}) belongs to {section}.type = {value_text(owners[0])}, but "
-            f"{section}.type is {value_text(tag)} ({origin(section + '.type')}); "
-            f"write {section}.type = {value_text(owners[0])} or leave {key} out"
-        )
+def unknown_key(key: str, value: Any, origin: Origin) -> str:
+    """The line for a key that does not exist."""
+    if key in RENAMED:
+        now = RENAMED[key]
+        return f"{_shown(key, value)} ({origin(key)}): {key} is now {now}; write {now} = {value_text(value)}"
     likely = suggestion(key)
-    hint = f"did you mean '{likely}'?" if likely else _listing(section)
+    hint = f"did you mean '{likely}'?" if likely else _listing(key.rpartition(".")[0])
     return f"unknown key '{key}' ({origin(key)}) - {hint}"
 
 
@@ -124,18 +121,9 @@ def _listing(section: str) -> str:
     return f"the sections are {', '.join(_sections())}"
 
 
-def _locate(loc: tuple[int | str, ...]) -> tuple[str, str | None]:
-    """The dotted key and the variant that a pydantic location names: ("scheduler", "partial", "x") holds both."""
-    parts: list[str] = []
-    tag: str | None = None
-    for part in loc:
-        if isinstance(part, int):
-            break
-        if tag is None and part in tags().get(".".join(parts), ()):
-            tag = part
-        else:
-            parts.append(part)
-    return ".".join(parts), tag
+def _key(loc: tuple[int | str, ...]) -> str:
+    """The dotted key that a pydantic location names; for an item of a list, the list."""
+    return ".".join(takewhile(lambda part: isinstance(part, str), loc))  # type: ignore[arg-type]
 
 
 def _lookup(values: Mapping[str, Any], key: str) -> Any:

@@ -16,6 +16,7 @@ from gruppetto.config.schema import Config, DataSection
 from gruppetto.config.toml import value_text
 from gruppetto.errors import UserError
 from gruppetto.imports import one_line
+from gruppetto.presets import build_policy
 
 KEPT = (
     "run.seed",
@@ -29,7 +30,20 @@ KEPT = (
 
 def preflight(config: Config, origins: Mapping[str, str]) -> None:
     """Raises `UserError` with one line for each missing thing that `config` names."""
-    _refuse([*_model(config, origins), *_data(config, origins), *_run(config), *_extras(config)])
+    _refuse(
+        [
+            *_model(config, origins),
+            *_data(config, origins),
+            *_run(config),
+            *_scheduler(config),
+            *_extras(config),
+        ]
+    )
+
+
+def refuse_scheduler(config: Config) -> None:
+    """Raises `UserError` with one line for each setting of [scheduler] that does not go with the others."""
+    _refuse(list(_scheduler(config)))
 
 
 def refuse_changes(folder: Path, resolved: Mapping[str, Any]) -> None:
@@ -116,6 +130,14 @@ def _run(config: Config) -> Iterator[str]:
         yield f'reward.path = "{config.reward.path}" names no function; write reward.path = "module:function"'
     if config.reward.type == "regex" and not config.reward.pattern:
         yield "reward.pattern is not set, and reward.type = \"regex\" needs it; write reward.pattern = 'answer: (.*)'"
+
+
+def _scheduler(config: Config) -> Iterator[str]:
+    """Choices of the scheduling policy that do not go together or that its preset has no use for."""
+    try:
+        build_policy(config)
+    except UserError as error:
+        yield from str(error).splitlines()
 
 
 def _extras(config: Config) -> Iterator[str]:

@@ -145,7 +145,8 @@ class SchedulerSection(Section):
     stream: bool | None = None
     """The trainer accumulates gradients on finished groups while the tail runs."""
     defer_steps: Positive | None = None
-    """Rounds: a prompt that is long by its history, or unfinished in a short round, is put off at most so many steps."""
+    """Rounds: a prompt that is long by its history, or unfinished in a short round, is put off at most so many
+    steps."""
     over_prompts: Annotated[float, Field(ge=1, le=8)] | None = None
     """Rounds of tail_batch: prompts launched in a short round over those it keeps (1.25)."""
     over_members: Annotated[float, Field(ge=1, le=8)] | None = None
@@ -180,6 +181,8 @@ class EngineSection(Section):
     """Free slots to wait for before a prefill while others decode; 1 = at once."""
     prefill_chunk: Positive = 256
     """Prompt tokens of one prefill call, which bounds how long an abort can take."""
+    kv_on_swap: Literal["keep", "recompute"] = "recompute"
+    """The KV of live rollouts when weights change under them: kept from the old ones, or computed anew."""
     args: dict[str, Any] = {}
     """Passed to the engine verbatim."""
 
@@ -394,6 +397,12 @@ class Config(Section):
             yield (
                 f"run.deterministic = true needs model.dtype = 'float32' and run.threads = 1, not "
                 f"'{self.model.dtype}' and {self.run.threads}; bits are only independent of the batch there"
+            )
+        if self.run.deterministic and self.run.placement == "disaggregated":
+            yield (
+                "run.deterministic = true needs engine and trainer to take turns, and run.placement = 'disaggregated' "
+                "lets them run at once, so that their speed would decide what is trained on; write run.placement = "
+                "'colocated' or run.deterministic = false"
             )
         chunk = self.engine.prefill_chunk
         if self.run.deterministic and chunk % PREFILL_ALIGN:

@@ -1,57 +1,182 @@
-"""Runs side by side: what each scheduling policy made of the same rollouts, read from their run folders."""
+"""Runs side by side: the entries of `--compare`, and what each scheduling policy made of the same rollouts.
+
+Owns the figures of a run folder and their columns. Promise: every figure is a sum over the same steps divided once,
+never a mean of ratios; what a record does not have is None and printed as "-".
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from gruppetto.config.schema import SchedulerSection
 
 WARM_UP = 2
-"""First steps left out: they start from an empty pool."""
+"""First steps left out besides one for each version of staleness: they start from an empty pool."""
+
+RUN_ON = ("async_bounded", "windowed")
+"""Presets that need engines which run while the trainer trains."""
+
+IDLE = ("tail", "trainer", "sync", "switch", "queue", "kv_full", "tool", "reward", "lost")
+"""What an engine-second can go to besides decode and prefill (`engine_s/*`)."""
 
 COLUMNS = {
+    "placement": "placed",
     "step_s": "s/step",
-    "groups_per_s": "groups/s",
-    "tokens_per_s": "trained tok/s",
-    "tail": "idle: tail",
+    "groups_per_s": "groups\n/s",
+    "tokens_per_s": "trained\ntok/s",
     "excess": "excess",
-    "staleness_max": "stale max",
-    "masked": "masked",
-    "dropped": "dropped",
-    "length_ratio": "len ratio",
+    "window_excess": "window\nexcess",
+    "idle": "idle engine-seconds",
+    "staleness": "stale\nmean/max",
+    "on_policy": "on-\npolicy",
+    "masked": "mask",
+    "dropped": "drop",
+    "waste": "waste",
+    "length_ratio": "len\nratio",
+    "p99_ratio": "p99\nratio",
+    "censors": "cen-\nsors",
 }
-"""Figure: heading. `tail`, `masked` and `dropped` are shares; `excess` is over each step's bound in decode steps."""
+"""Figure: heading. `staleness` is two figures in one column."""
+
+LEGEND = """\
+placed: engines and trainer take turns (co) or run at once (dis). excess: makespan over the bound that no schedule of
+the batch's rollouts beats; below 0 only where rollouts outlive a batch. window excess (staleness 1 and more): the same
+over max(area, mean critical path / (k + 1)), a heuristic and no bound. idle: shares of all engine-seconds by cause, the
+largest first. stale: versions between a trained token and its training. on-policy: trained tokens of staleness 0. mask,
+drop, waste: generated and not trained on, waste is both. len ratio: mean length trained on over mean length generated;
+p99 ratio: the same of the share of the longest 1 %; censors: the policy says that it prefers short answers."""
 
 
-def figures(run: Path) -> dict[str, float]:
-    """The figures of one run, over the steps after the warm-up (all of them when there are no more)."""
+def overrides(entry: str, *, placed: bool = False) -> list[str]:
+    """The settings of one entry of `--compare`, as `key=value`: `layered:max_staleness=1:run.placement=disaggregated`.
+
+    An entry replaces the whole [scheduler] table; an option without a dot is one of its settings. A preset that needs
+    engines which run on gets them, unless the entry says otherwise or the config has them (`placed`). On virtual time
+    every run is repeatable, so that the lockstep which would forbid this is not needed.
+    """
+    preset, *options = entry.split(":")
+    unset = [f"scheduler.{name}=none" for name, field in SchedulerSection.model_fields.items() if _nullable(field)]
+    given = [option if "." in option.partition("=")[0] else f"scheduler.{option}" for option in options]
+    disaggregated = any(option == "run.placement=disaggregated" for option in given)
+    if preset in RUN_ON and not placed and not any(option.startswith("run.placement=") for option in given):
+        given.append("run.placement=disaggregated")
+        disaggregated = True
+    lockstep = ["run.deterministic=false"] if disaggregated else []
+    return [*unset, f"scheduler.type={preset}", *lockstep, *given]
+
+
+def _nullable(field: Any) -> bool:
+    return type(None) in get_args(field.annotation)
+
+
+def warm_up(bounds: Sequence[int | None], steps: int) -> int:
+    """Steps that a comparison of runs with these bounds on staleness leaves out: at most half of all."""
+    return min(WARM_UP + max((k or 0 for k in bounds), default=0), steps // 2)
+
+
+def figures(run: Path, warm_up: int = WARM_UP) -> dict[str, Any]:
+    """The figures of one run folder, over the steps after the warm-up (all of them when there are no more).
+
+    Shares are of 1; `excess` 0.25 = a quarter over the bound; `idle` maps causes to shares of engine-seconds.
+    """
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = rows[WARM_UP:] or rows
-    groups = json.loads((run / "config.resolved.json").read_text())["rollout"]["prompts_per_step"]
+    config = json.loads((run / "config.resolved.json").read_text())
+    kept, before = (rows[warm_up:], rows[:warm_up]) if len(rows) > warm_up else (rows, [])
     seconds = _sum(kept, "time/step_s")
     trained, masked = _sum(kept, "tokens/batch_trained"), _sum(kept, "tokens/batch_masked")
-    dropped = sum(value for key, value in rows[-1].items() if key.startswith("tokens/dropped/"))
-    bound = _sum(kept, "schedule/bound_steps")
+    dropped = _dropped(rows[-1]) - (_dropped(before[-1]) if before else 0)
+    consumed = max(1, trained + masked + dropped)
+    rollouts = rows[-1]["rollouts/trained"] - (before[-1]["rollouts/trained"] if before else 0)
     return {
+        "placement": config["run"].get("placement", "colocated"),
+        "steps": len(kept),
         "step_s": seconds / len(kept),
-        "groups_per_s": groups * len(kept) / seconds,
+        "groups_per_s": rollouts / config["rollout"]["group_size"] / seconds,
         "tokens_per_s": trained / seconds,
-        "tail": _sum(kept, "slot_steps/tail") / max(1, _sum(kept, "slot_steps/total")),
-        "excess": _sum(kept, "schedule/decode_steps") / bound - 1 if bound else 0.0,
-        "staleness_max": max(row["staleness/max"] or 0 for row in kept),
-        "masked": masked / max(1, trained + masked),
-        "dropped": dropped / max(1, rows[-1]["tokens/made"]),
-        "length_ratio": rows[-1].get("bias/length_ratio", 1.0),
+        **_bounds(kept),
+        "idle": _idle(kept),
+        **_staleness(kept, trained),
+        "masked": masked / consumed,
+        "dropped": dropped / consumed,
+        "waste": (masked + dropped) / consumed,
+        "length_ratio": rows[-1].get("bias/length_ratio"),
+        "p99_ratio": rows[-1].get("bias/p99_ratio"),
+        "length_ks": rows[-1].get("bias/length_ks"),
+        "ks_allowance": rows[-1].get("bias/ks_allowance"),
+        "censors": rows[-1].get("bias/censors"),
     }
 
 
+def _bounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Makespan against the bound and against the window figure, and what says which choice can win."""
+    makespan, bound, window = (_sum(rows, f"schedule/{name}") for name in ("makespan_s", "bound_s", "window_bound_s"))
+    return {
+        "makespan_s": makespan / len(rows),
+        "bound_s": bound / len(rows) if bound else None,
+        "excess": makespan / bound - 1 if bound else None,
+        "window_excess": makespan / window - 1 if window else None,
+        "rho": _mean(rows, "schedule/rho"),
+        "icc": _mean(rows, "schedule/icc"),
+    }
+
+
+def _idle(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Share of all engine-seconds by cause, the largest first; causes without any are left out."""
+    total = _sum(rows, "engine_s/total")
+    shares = {cause: _sum(rows, f"engine_s/{cause}") / total for cause in IDLE} if total else {}
+    return dict(sorted(((cause, share) for cause, share in shares.items() if share), key=lambda item: -item[1]))
+
+
+def _staleness(rows: Sequence[Mapping[str, Any]], trained: float) -> dict[str, float]:
+    """Of trained tokens."""
+    ages = [row.get("staleness/histogram") or [] for row in rows]
+    return {
+        "staleness_mean": sum(age * count for row in ages for age, count in enumerate(row)) / max(1, trained),
+        "staleness_max": max((row["staleness/max"] or 0 for row in rows), default=0),
+        "on_policy": sum(row[0] for row in ages if row) / max(1, trained),
+    }
+
+
+def _dropped(row: Mapping[str, Any]) -> int:
+    return sum(value for key, value in row.items() if key.startswith("tokens/dropped/"))
+
+
 def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(sum(row[key] or 0 for row in rows))
+    return float(sum(row.get(key) or 0 for row in rows))
 
 
-def shown(name: str, value: float) -> str:
-    """A figure as the table prints it."""
-    if name in ("tail", "excess", "masked", "dropped"):
-        return f"{value:.1%}"
-    return f"{value:,.0f}" if name in ("tokens_per_s", "staleness_max") else f"{value:.3g}"
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def cells(values: Mapping[str, Any]) -> list[str]:
+    """One run's figures as the table prints them, a cell for each of `COLUMNS`."""
+    return [_cell(column, values) for column in COLUMNS]
+
+
+def _cell(column: str, values: Mapping[str, Any]) -> str:
+    if column == "staleness":
+        return f"{values['staleness_mean']:.2f}/{values['staleness_max']}"
+    value = values[column]
+    match column:
+        case _ if value is None:
+            return "-"
+        case "placement":
+            return {"colocated": "co", "disaggregated": "dis"}[value]
+        case "censors":
+            return "yes" if value else "no"
+        case "idle":
+            return " ".join(f"{cause} {share:.0%}" for cause, share in list(value.items())[:2])
+        case "excess" | "window_excess":
+            return f"{value:+.0%}"
+        case "on_policy" | "masked" | "dropped" | "waste":
+            return f"{value:.0%}"
+        case "tokens_per_s":
+            return f"{value:,.0f}"
+        case "length_ratio" | "p99_ratio":
+            return f"{value:.2f}"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
