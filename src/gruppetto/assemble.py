@@ -166,6 +166,7 @@ async def _stages(
             ),
             decode=tokenizer.decode,
             record_rollouts=config.log.rollouts,
+            kv_kept=config.engine.kv_on_swap == "keep" and config.run.placement == "disaggregated",
             offsets=folder.offsets,
         )
 
@@ -185,6 +186,7 @@ def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
             context=engine.context,
             admit_batch=engine.admit_batch,
             prefill_chunk=engine.prefill_chunk,
+            kv_on_swap=engine.kv_on_swap,
             deterministic=config.run.deterministic,
             lockstep=config.run.deterministic,
             decode=tokenizer.decode,

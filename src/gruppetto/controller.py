@@ -237,6 +237,7 @@ class Controller:
             seconds=clock.seconds(),
             decisions=loop.decisions,
             rates=self.stages.rates,
+            streamed=sum(len(part.groups) for part in parts if not part.closed),
         )
 
     async def _publish(self, clock: _Clock) -> None:

@@ -41,7 +41,8 @@ class StepFacts:
     """What one step left behind. `generated` maps rollouts to the model tokens that this step made for them.
 
     `rates` of the engines where they are known (otherwise they are fitted to what the run measured so far);
-    `freshness` that the batch was built under; `censors`: the scheduling policy says that it censors lengths.
+    `freshness` that the batch was built under; `censors`: the scheduling policy says that it censors lengths;
+    `streamed` groups were with the trainer before the batch was complete.
     """
 
     step: int
@@ -56,6 +57,7 @@ class StepFacts:
     rates: RateModel | None = None
     freshness: Freshness | None = None
     censors: bool = False
+    streamed: int = 0
 
 
 def step_metrics(facts: StepFacts, pool: Pool, seen: LengthLedger) -> dict[str, Any]:
@@ -109,9 +111,21 @@ def _rollouts(facts: StepFacts, pool: Pool) -> dict[str, Any]:
         **{f"rollout/finish/{reason}": count for reason, count in sorted(finishes.items()) if reason},
         "rollout/generated_tokens": sum(facts.generated.values()),
         "rollout/resumed": sum(1 for m in members if m.parks),
+        **_interruptions(members),
+        "rollout/streamed_groups": facts.streamed,
+        "rollout/deferred_tasks": len(pool.deferred),
         "rollout/parked": sum(1 for entry in pool.queue() if entry.tokens),
         "rollout/ready_groups": pool.num_ready,
         "rollout/live_groups": pool.num_live,
+    }
+
+
+def _interruptions(members: Sequence[RolloutEntry]) -> dict[str, int]:
+    """How often the scheduler took the batch's rollouts off their engines, and how often they went on on another."""
+    return {
+        "rollout/parks": sum(m.parks for m in members),
+        "rollout/chunk_ends": sum(m.chunks for m in members),
+        "rollout/moves": sum(m.moves for m in members),
     }
 
 
@@ -324,8 +338,10 @@ def _group_rows(
             "advantage": sample.advantage if sample else None,
             "finish": entry.finish,
             "tokens": entry.tokens,
-            "segments": [[s.version, len(s)] for s in entry.segments if s.kind is TokenKind.MODEL],
+            "segments": _by_version(entry),
             "parks": entry.parks,
+            "chunks": entry.chunks,
+            "moves": entry.moves,
             "turns": entry.turns,
             "generate_s": round(entry.seconds, 6),
             "tool_s": round(entry.tool_seconds, 6),
@@ -333,3 +349,15 @@ def _group_rows(
             "response": decode([i for s in entry.segments for i in s.token_ids]) if decode else None,
             "answer": group.task.answer,
         }
+
+
+def _by_version(entry: RolloutEntry) -> list[list[int]]:
+    """[version, model tokens] of each run of tokens made under one version, however many calls made it."""
+    runs: list[list[int]] = []
+    for segment in entry.segments:
+        if segment.kind is TokenKind.MODEL and len(segment):
+            if runs and runs[-1][0] == segment.version:
+                runs[-1][1] += len(segment)
+            else:
+                runs.append([segment.version, len(segment)])
+    return runs

@@ -91,8 +91,9 @@ class Capabilities:
 class EngineStats:
     """Counters since start (`*_total`) and gauges. `batch_steps[b]` counts decode steps taken with b live rows.
 
-    `batch_s[b]` is their seconds. `kv_wait_row_s` is row-seconds in which requests waited here beside a free slot, for
-    want of KV. `cached_tokens_total` counts context tokens that needed no prefill.
+    `batch_s[b]` is their seconds. `kv_capacity` 0 = KV never limits beyond the slots. `kv_wait_row_s` is row-seconds in
+    which requests waited here beside a free slot, for want of KV. `cached_tokens_total` counts context tokens that
+    needed no prefill.
     """
 
     version: int

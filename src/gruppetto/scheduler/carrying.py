@@ -142,6 +142,7 @@ class Carrier:
     # -- updates of single engines ------------------------------------------------------------------------------------
 
     def _update(self, engines: Sequence[str]) -> None:
+        self._loop.tell("update", engines=list(engines), version=self._loop.pool.version)
         for engine in engines:
             self._loop.pool.seating.keep_out(engine, True)
         self.updating += 1

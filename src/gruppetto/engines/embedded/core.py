@@ -9,7 +9,7 @@ alone (in deterministic mode bit for bit); logits that are not finite raise, the
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from itertools import islice
 
@@ -52,9 +52,10 @@ class Core:
 
     def reset_counters(self) -> None:
         """Zeroes the counters that `stats` shows."""
-        self.decode_steps = self.decode_tokens = self.prefill_tokens = 0
+        self.decode_steps = self.decode_tokens = self.prefill_tokens = self.cached_tokens = 0
         self.decode_s = self.prefill_s = 0.0
         self.batch_steps: Counter[int] = Counter()
+        self.batch_s: defaultdict[int, float] = defaultdict(float)
 
     # --- requests in and out -----------------------------------------------------------------------------------
 
@@ -146,8 +147,11 @@ class Core:
             return []
         if not self.running:
             return []
+        rows = self.running
         results = self._decode_call()
-        self.decode_s += monotonic() - begin
+        seconds = monotonic() - begin
+        self.decode_s += seconds
+        self.batch_s[rows] += seconds
         return results
 
     def _admit(self) -> None:
@@ -179,6 +183,7 @@ class Core:
             self.kv.copy_row(source.slot, row.slot, target)
             self._prompts[row.prefix] = row  # the newest lives longest
             row.prefilled = target
+            self.cached_tokens += target
         if row.prefilled < target:
             return False
         self._prefilling.remove(row)

@@ -205,11 +205,13 @@ def _snapshot(serving: Serving, live: int) -> EngineStats:
         waiting=max(0, live - running),
         slots=core.settings.slots,
         kv_tokens=core.kv_tokens,
-        kv_capacity=core.settings.slots * core.settings.context,
+        kv_capacity=0,  # a slot has KV for a whole context: beyond the slots it never limits
         decode_steps_total=core.decode_steps,
         decode_tokens_total=core.decode_tokens,
         prefill_tokens_total=core.prefill_tokens,
         decode_s_total=core.decode_s,
         prefill_s_total=core.prefill_s,
         batch_steps=dict(core.batch_steps),
+        batch_s=dict(core.batch_s),
+        cached_tokens_total=core.cached_tokens,
     )
