@@ -23,6 +23,7 @@ from heapq import heapify, heappop, heappush
 from gruppetto.engines.base import EngineFinish
 from gruppetto.sim.engine.meters import Meters
 from gruppetto.sim.engine.model import EngineModel
+from gruppetto.sim.engine.prefill_side import PrefillSide
 from gruppetto.sim.engine.rows import GONE, WAITING, IdleKV, Row
 
 NEVER = math.inf
@@ -73,30 +74,26 @@ class Clockwork:
         self._blocked = False
         """The head of the queue was refused for want of KV, and nothing has left since."""
         self._seen = 0.0
-        self._side: list[tuple[float, int, Row]] = []
-        """Heap of (when its KV is here, number, row) on the separate prefill side."""
-        self._side_free = 0.0
-        self._side_count = 0
+        self._side = PrefillSide(model)
 
     # -- the caller's verbs: `run` first, then changes, then `settle` -------------------------------------------------
 
     def begin_at(self, now: float) -> None:
         """The clock's first reading."""
-        self._since = self._seen = self._side_free = now
+        self._since = self._seen = now
 
     @property
     def next_due(self) -> float:
         """When something happens by itself next; infinity if never."""
-        due = NEVER if self.frozen else self._due
-        return min(due, self._side[0][0]) if self._side else due
+        return min(NEVER if self.frozen else self._due, self._side.next_ready)
 
     def run(self, now: float) -> None:
         """Plays everything up to `now`."""
         limit = now + SLACK_S + SLACK * now
-        while self._side or not self.frozen:
-            due = NEVER if self.frozen else self._due
-            if self._side and self._side[0][0] <= limit and self._side[0][0] < due - SLACK_S:
-                self._arrive()
+        while True:
+            due, ready = NEVER if self.frozen else self._due, self._side.next_ready
+            if ready <= limit and ready < due - SLACK_S:
+                self._arrive(ready)
             elif due <= limit:
                 self._event(due)
             else:
@@ -379,17 +376,13 @@ class Clockwork:
         missing = row.context - cached
         self._take_prefill(row, cached)
         row.sent = True
-        if not missing:
-            return False
-        self._side_free = max(at, self._side_free) + missing * self.model.prefill_token_s * self.scale
-        self._side_count += 1
-        ready = self._side_free + missing * self.model.move_token_s * self.scale
-        heappush(self._side, (ready, self._side_count, row))
-        return True
+        if missing:
+            self._side.send(row, missing, at, self.scale)
+        return missing > 0
 
-    def _arrive(self) -> None:
+    def _arrive(self, at: float) -> None:
         """The KV of a row has come from the prefill side."""
-        at, _, row = heappop(self._side)
+        row = self._side.take()
         if row.order == GONE:
             return
         self._catch_up(at, at + SLACK_S + SLACK * at)
