@@ -24,7 +24,7 @@ FILES = {
     "no length": (b'{"a": 3, "b": 4}\n', r"t has no length column among a, b; name it one of length, response_length"),
     "two lengths": (
         b"tokens,length\n3,4\n",
-        r"t: length and tokens could each be the length; say which: columns\.length",
+        r"t: length and tokens could each be the length; say which: --column length=",
     ),
     "negative": (b"length\n4\n-3\n", r"t row 3: length = '-3' is no count"),
     "fraction": (b'{"length": 3.5}\n', r"t row 1: length = 3\.5 is no count"),
@@ -108,12 +108,12 @@ def test_a_run_without_rollouts_or_with_a_damaged_config(tmp_path):
 
 def test_columns_that_cannot_be_mapped(tmp_path):
     (tmp_path / "t").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match=r"columns\.lenght is no role; write columns\.length"):
+    with pytest.raises(UserError, match=r"--column lenght= is no role; write --column length="):
         read_trace(tmp_path / "t", columns={"lenght": "a"})
-    with pytest.raises(UserError, match=r"columns\.length = 'c', but .*t has a, b; write one of those"):
+    with pytest.raises(UserError, match=r"--column length=c, but .*t has a, b; write one of those"):
         read_trace(tmp_path / "t", columns={"length": "c"})
     (tmp_path / "t").write_text(VERL % ('"a"', "1", "3"))
-    with pytest.raises(UserError, match=r"columns\.length = 'c', but .*t has input, output"):
+    with pytest.raises(UserError, match=r"--column length=c, but .*t has input, output"):
         read_trace(tmp_path / "t", columns={"length": "c"})
     with pytest.raises(UserError, match="characters_per_token = 0 cannot be"):
         read_trace(tmp_path / "t", characters_per_token=0)

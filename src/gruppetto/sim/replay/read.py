@@ -64,6 +64,8 @@ def _read_folder(folder: Path, columns: Mapping[str, str]) -> Trace:
 def _read_file(path: Path, columns: Mapping[str, str]) -> Trace:
     with path.open("rb") as file:
         start = file.read(_PEEK)
+    if start.startswith(b"PAR1"):
+        raise UserError(f"{path} is a Parquet file; write it out as JSONL or CSV, with one row for each rollout")
     if start.startswith(_PYTORCH):
         return read_slime(str(path), load_pt(path))
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()

@@ -57,13 +57,14 @@ def _rollout(step: int | None, row: Row, group: int, member: int) -> TraceRollou
         step=step,
         task=row.word("task"),
         generate_s=row.seconds("generate_s"),
+        label=row.word("group"),
     )
 
 
 def _turns(row: Row) -> tuple[TraceTurn, ...] | None:
-    """Turns as [model tokens, observation tokens, tool seconds], where the run had any."""
+    """Turns as [model tokens, observation tokens, tool seconds], where the row lists them and not only their count."""
     listed = row.value("turns")
-    if listed is None:
+    if listed is None or isinstance(listed, int):
         return None
     if not isinstance(listed, list) or not all(isinstance(turn, list) and len(turn) == 3 for turn in listed):
         raise row.error("turns is no list of [model tokens, observation tokens, tool seconds]")

@@ -45,7 +45,7 @@ def read_table(path: str, rows: Iterable[Row], mapped: Mapping[str, str]) -> Tra
         known = ", ".join(ROLES["length"])
         raise UserError(
             f"{path} has no length column among {', '.join(held[0].data)}; name it one of {known}, "
-            "or map it: columns.length = <its name>"
+            "or say which it is: --column length=<its name>"
         )
     attempts = _one_per_rollout(held, columns)
     keys = [attempt.group_key(number) for number, attempt in enumerate(attempts)]
@@ -63,13 +63,13 @@ def find_columns(path: str, present: Sequence[str], mapped: Mapping[str, str]) -
     for role, column in mapped.items():
         if role not in ROLES:
             near = get_close_matches(role, ROLES, n=1, cutoff=0.0)[0]
-            raise UserError(f"columns.{role} is no role; write columns.{near} (there are {', '.join(ROLES)})")
+            raise UserError(f"--column {role}= is no role; write --column {near}= (there are {', '.join(ROLES)})")
         if column not in present:
-            raise UserError(f"columns.{role} = {column!r}, but {path} has {', '.join(present)}; write one of those")
+            raise UserError(f"--column {role}={column}, but {path} has {', '.join(present)}; write one of those")
     found = {role: [name for name in names if name in present] for role, names in ROLES.items()}
     if len(found["length"]) > 1 and "length" not in mapped:
         both = " and ".join(found["length"])
-        raise UserError(f"{path}: {both} could each be the length; say which: columns.length = {found['length'][0]!r}")
+        raise UserError(f"{path}: {both} could each be the length; say which: --column length={found['length'][0]}")
     return {role: names[0] for role, names in found.items() if names} | dict(mapped)
 
 

@@ -55,6 +55,8 @@ class TraceRollout:
     task: str | None = None
     generate_s: float | None = None
     """Seconds it spent on engines."""
+    label: str | None = None
+    """The record's own name of its group, where that says when the group was launched."""
 
     @property
     def censored(self) -> bool | None:

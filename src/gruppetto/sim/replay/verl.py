@@ -23,7 +23,7 @@ def read_verl(path: str, rows: Iterable[Row], length_column: str | None = None) 
     held = list(rows)
     column = length_column or _length_column(held[0])
     if column is not None and column not in held[0].data:
-        raise UserError(f"columns.length = {column!r}, but {path} has {', '.join(held[0].data)}; write one of those")
+        raise UserError(f"--column length={column}, but {path} has {', '.join(held[0].data)}; write one of those")
     texts = [_texts(row) for row in held]
     groups = number_groups([(row.word("step"), prompt) for row, (prompt, _) in zip(held, texts, strict=True)])
     members = number_members(groups)

@@ -1,0 +1,129 @@
+"""`gruppetto replay`: recorded rollouts again, under several scheduling policies side by side, on virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gruppetto.cli.settings import split_settings
+from gruppetto.errors import UserError
+
+if TYPE_CHECKING:
+    from gruppetto.config.loader import Loaded
+    from gruppetto.config.schema import Config
+    from gruppetto.sim.replay.again import Replay
+
+COMPARE = "sync,partial,layered:max_staleness=1,layered:max_staleness=1:over_age=mask:depth=1.5,oracle"
+"""What is compared where nothing is asked for."""
+
+MEASURED = "measured"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="run recorded rollouts again under other scheduling policies",
+        description="Runs the rollouts of a run folder, a verl dump, a slime debug dump or a table of lengths again on "
+        "virtual time, once for each scheduling policy. Engine prices come from the run folder, else from [sim].",
+        epilog="Example: gruppetto replay runs/demo --compare sync,partial,layered:max_staleness=1",
+    )
+    parser.add_argument("path", metavar="PATH", help="run folder, dump (file or folder of them), or CSV/JSONL table")
+    parser.add_argument(
+        "settings", nargs="*", metavar="FILE | key=value", help="engines and prices: TOML files or recipes, settings"
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="A,B",
+        default=COMPARE,
+        help="scheduler types, each may carry settings: partial:over_age=drop; oracle knows lengths beforehand",
+    )
+    parser.add_argument(
+        "--column", metavar="ROLE=NAME", action="append", default=[], help="column of a table: length=n_tokens"
+    )
+    parser.add_argument(
+        "--characters-per-token", metavar="N", type=float, help="turns lengths that are characters into tokens"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write figures and assumptions (- = standard output)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from gruppetto.cli.simulate import print_table, write_figures
+    from gruppetto.sim.replay.again import prepare
+
+    replay = prepare(args.path, _columns(args.column), args.characters_per_token)
+    files, overrides = split_settings(args.settings)
+    configs = {name: _config(replay, name, files, overrides) for name in _names(replay, args.compare)}
+    if not configs:
+        raise UserError("--compare names no scheduler; write one or more, such as sync,partial")
+    words = [*replay.words, *_engines(next(iter(configs.values())).config)]
+    if args.json != "-":
+        print(f"{replay.trace.kind} {replay.trace.path}: {len(replay.trace.rollouts):,} rollouts")
+        print("".join(f"  {word}\n" for word in words), end="", flush=True)
+    results = _run_all(replay, configs)
+    if args.json != "-":
+        print_table(results)
+    if args.json:
+        write_figures({"trace": {"path": replay.trace.path, "assumed": words}, "schedulers": results}, args.json)
+    return 0
+
+
+def _names(replay: Replay, compare: str) -> list[str]:
+    """What is run, without repetition; a run's own policy first, beside which stands what was measured."""
+    from gruppetto.sim.replay.again import AS_RUN
+
+    wanted = [name for name in compare.split(",") if name]
+    return list(dict.fromkeys([AS_RUN, *wanted] if replay.scheduler is not None else wanted))
+
+
+def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -> Loaded:
+    """Raises `UserError` for a policy that cannot be, and where another run has the folder."""
+    from gruppetto.config.preflight import refuse_scheduler
+    from gruppetto.record.folder import refuse_existing
+    from gruppetto.sim.simulate import is_simulated
+
+    loaded = replay.config(name, files, overrides)
+    refuse_scheduler(loaded.config)
+    path = Path(loaded.config.run.dir) / loaded.config.run.name
+    if not is_simulated(path):
+        refuse_existing(path)
+    return loaded
+
+
+def _run_all(replay: Replay, configs: dict[str, Loaded]) -> dict[str, dict[str, Any]]:
+    """The figures of what was measured and of each replay, all over the same steps."""
+    from gruppetto.sim.compare import figures, warm_up
+    from gruppetto.sim.replay.running import ORACLE, run_again
+
+    chosen = [loaded.config for loaded in configs.values()]
+    skipped = warm_up([config.scheduler.max_staleness for config in chosen], min(c.run.steps for c in chosen))
+    results = {} if replay.measured is None else {MEASURED: figures(replay.measured, skipped)}
+    for name, loaded in configs.items():
+        print(f"{name}: {loaded.config.run.steps} steps on virtual time …", flush=True, file=sys.stderr)
+        results[name] = figures(run_again(loaded, replay.demand, oracle=name == ORACLE), skipped)
+    return results
+
+
+def _engines(config: Config) -> tuple[str, str]:
+    engine, sim = config.engine, config.sim
+    step = sim.decode_base_s + sim.decode_weights_s
+    return (
+        f"engines: {engine.count} of {engine.slots} slots, {config.run.placement}; a decode step takes "
+        f"{step * 1e3:.4g} ms and {sim.decode_row_s * 1e3:.3g} ms a row; the trainer takes {sim.train_step_s:.3g} s a "
+        f"step and {sim.train_token_s * 1e3:.3g} ms a token",
+        "any of it can be changed by settings, such as engine.slots=128 or sim.decode_base_s=0.02",
+    )
+
+
+def _columns(texts: list[str]) -> dict[str, str]:
+    columns = {}
+    for text in texts:
+        role, equals, name = text.partition("=")
+        if not equals or not role or not name:
+            raise UserError(f"--column {text} is no role and name; write --column length=n_tokens")
+        columns[role] = name
+    return columns

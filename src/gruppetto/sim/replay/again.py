@@ -1,0 +1,218 @@
+"""A recorded run made ready to run again, and run again under a scheduling policy on virtual time.
+
+    run folder of ours   sizes, engines and placement from its config; prices fitted from its record ([sim] of its
+                         config where it was simulated); as many steps as it has
+    any other trace      sizes from the rollouts; engines and prices from the config files that are named, else the
+                         defaults; at least `FEWEST` steps
+
+Launch i is the record's group i under every policy; past the last one whole groups are drawn again. What a trace does
+not hold is never made up silently: `Replay.words` has a line for everything that was assumed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gruppetto.config.loader import Loaded, document_lines, load
+from gruppetto.config.schema import Config
+from gruppetto.errors import UserError
+from gruppetto.record.explain.read import read_run
+from gruppetto.sim import compare
+from gruppetto.sim.replay.demand import ReplayDemand
+from gruppetto.sim.replay.launched import launched
+from gruppetto.sim.replay.prices import Prices, Row, Start, fit_prices
+from gruppetto.sim.replay.read import read_trace
+from gruppetto.sim.replay.running import ORACLE
+from gruppetto.sim.replay.trace import Trace, TraceRollout
+
+FEWEST = 10
+"""Steps that a trace of another system is run for at least: policies differ by what one step leaves to the next."""
+
+PROMPT_TOKENS = 512
+SLOTS = 64
+UNGROUPED = 8
+"""Rollouts of a group where the record knows no groups."""
+
+AS_RUN = "as it ran"
+"""The name of the run's own scheduling policy."""
+
+TABLES = ("run", "rollout", "engine", "buffer", "sim")
+"""Tables of a run's config that its replay takes over."""
+
+Tables = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What is run again. `below` and `above`: settings that config files may replace, and those that they may not."""
+
+    trace: Trace
+    demand: ReplayDemand
+    words: tuple[str, ...]
+    below: Tables
+    above: Tables
+    scheduler: Mapping[str, Any] | None = None
+    """The run's own [scheduler]; None for a trace of another system."""
+    measured: Path | None = None
+    """The run folder, where the trace is one."""
+    error: float | None = None
+    """Relative error of the fitted decode step."""
+
+    def config(self, scheduler: str, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Loaded:
+        """The config of one replay. `scheduler`: `AS_RUN`, `ORACLE`, or an entry of `--compare` (see
+        `sim.compare.overrides`).
+
+        Raises `UserError`.
+        """
+        placed = self.below.get("run", {}).get("placement") == "disaggregated"
+        own, chosen = ({"scheduler": self.scheduler or {}}, []) if scheduler == AS_RUN else (
+            {}, compare.overrides("sync" if scheduler == ORACLE else scheduler, placed=placed)
+        )  # fmt: skip
+        run = self.above["run"]
+        above = {**self.above, "run": {**run, "name": f"{run['name']}-{re.sub('[^A-Za-z0-9_.]+', '-', scheduler)}"}}
+        with tempfile.TemporaryDirectory() as folder:
+            low, high = Path(folder) / "below.toml", Path(folder) / "above.toml"
+            low.write_text(_toml({**self.below, **own}))
+            high.write_text(_toml(above))
+            said = f"{self.trace.path} (replayed)"
+            try:
+                loaded = load([low, *files, high], [*chosen, *overrides])
+            except UserError as error:
+                raise UserError(re.sub(f"{re.escape(folder)}/\\w+.toml", said, str(error))) from None
+            origins = {key: said if folder in origin else origin for key, origin in loaded.origins.items()}
+        values = {key: value for key, value in loaded.values().items() if origins.get(key, "default") != "default"}
+        text = "".join(f"{line}\n" for line in document_lines(values, lambda key: origins[key]))
+        return Loaded(loaded.config, origins, text)
+
+
+def prepare(
+    path: str | Path, columns: Mapping[str, str] | None = None, characters_per_token: float | None = None
+) -> Replay:
+    """Reads a trace and makes it ready. Raises `UserError` for what cannot be read or replayed."""
+    trace = read_trace(path, columns, characters_per_token)
+    place = Path(path)
+    if place.is_dir() and (place / "config.resolved.json").exists():
+        return _of_run(trace, place)
+    return _of_trace(trace)
+
+
+# -- a run folder of ours ---------------------------------------------------------------------------------------------
+
+
+def _of_run(trace: Trace, folder: Path) -> Replay:
+    record = read_run(folder)
+    config = record.config
+    found = launched(trace, folder, int(config["rollout"]["group_size"]))
+    starts = [Start(event.version or 0, event.tokens or 0) for event in record.events() if event.kind == "start"]
+    prices = _prices(folder, record.rows, config, starts)
+    tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
+    tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, "failures": []}
+    above = {
+        "run": {"name": f"{folder.name}-replay", "steps": len(record.rows)},
+        "rollout": {key: config["rollout"][key] for key in ("prompts_per_step", "group_size", "max_tokens")},
+        "sim": {"workload": str(folder)},
+    }
+    tables["run"]["dir"] = str(folder.parent)
+    known = f"{len(found.groups):,} groups were launched; past them whole groups are drawn again"
+    prompt = prices.prompt_tokens
+    return Replay(
+        trace=trace,
+        demand=ReplayDemand(found, prompt or 1),
+        words=(f"{len(record.rows)} recorded steps; {known}", *prices.words, *found.words),
+        below=tables,
+        above=above,
+        scheduler=_known(config, "scheduler"),
+        measured=folder,
+        error=prices.error,
+    )
+
+
+def _known(config: Row, table: str) -> dict[str, Any]:
+    """A table of a run's config without the settings that there are no more."""
+    fields = Config.model_fields[table].annotation.model_fields  # type: ignore[union-attr]
+    return {key: value for key, value in config.get(table, {}).items() if key in fields}
+
+
+def _prices(folder: Path, rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Prices:
+    """Fitted; a simulated run says its prices itself."""
+    found = fit_prices(rows, config, starts)
+    try:
+        simulated = bool(json.loads((folder / "env.json").read_text()).get("simulated"))
+    except (OSError, ValueError):
+        simulated = False
+    if not simulated:
+        return found
+    return replace(found, sim={}, error=None, words=("it is a simulated run: its engines are those of its [sim]",))
+
+
+# -- a trace of another system ----------------------------------------------------------------------------------------
+
+
+def _of_trace(trace: Trace) -> Replay:
+    trace, words = _grouped(trace)
+    found = launched(trace)
+    groups = trace.groups()
+    size = max(2, Counter(len(group) for group in groups).most_common(1)[0][0])
+    steps = len({r.step for r in trace.rollouts if r.step is not None}) or 1
+    batch = max(1, len(groups) // steps)
+    longest = trace.cap or max(max(t.length for t in group) for group in found.groups)
+    known = [r.prompt_tokens for r in trace.rollouts if r.prompt_tokens is not None]
+    observed = max(sum(t.observation_tokens for t in r.turns) for group in found.groups for r in group)
+    prompt = max(known, default=0) if known and len(known) == len(trace.rollouts) else max([*known, PROMPT_TOKENS])
+    if prompt > max(known, default=0) or not known:
+        words = (*words, f"the trace has no prompt lengths: {PROMPT_TOKENS} tokens are assumed")
+    unknown = [word for word in trace.missing if not word.startswith(("prompt tokens", "groups (each"))]
+    above: Tables = {
+        "run": {"name": f"{Path(trace.path).stem}-replay", "steps": max(steps, FEWEST)},
+        "rollout": {"prompts_per_step": batch, "group_size": size, "max_tokens": longest},
+        "engine": {"context": longest + prompt + observed + 1},
+        "sim": {"workload": trace.path, "tasks": 0},
+    }
+    return Replay(
+        trace=trace,
+        demand=ReplayDemand(found, PROMPT_TOKENS),
+        words=(
+            _steps_words(steps, len(groups), batch, size),
+            *words,
+            *(f"not in the trace: {word}" for word in unknown),
+            *found.words,
+        ),
+        below={
+            "rollout": {"timeout_s": 1e6},
+            "engine": {"slots": SLOTS, "count": max(1, -(-batch * size // (2 * SLOTS)))},
+        },
+        above=above,
+    )
+
+
+def _grouped(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
+    """Rollouts that stand alone, in groups of `UNGROUPED` in their order."""
+    if any(len(group) > 1 for group in trace.groups()):
+        return trace, ()
+    size = min(UNGROUPED, max(2, len(trace.rollouts) // 2))
+    rollouts: tuple[TraceRollout, ...] = tuple(
+        replace(r, group=number // size, member=number % size) for number, r in enumerate(trace.rollouts)
+    )
+    words = (f"the trace knows no groups: every {size} rollouts in a row count as one",)
+    return replace(trace, rollouts=rollouts), words
+
+
+def _steps_words(steps: int, groups: int, batch: int, size: int) -> str:
+    recorded = "1 recorded step" if steps == 1 else f"{steps} recorded steps"
+    return (
+        f"{recorded}, {groups:,} groups: {max(steps, FEWEST)} steps of {batch} groups of {size} are run; past the "
+        "recorded groups whole ones are drawn again"
+    )
+
+
+def _toml(tables: Tables) -> str:
+    """Tables as a TOML document; settings that are None are left to their defaults."""
+    values = {f"{table}.{key}": v for table, entries in tables.items() for key, v in entries.items() if v is not None}
+    return "".join(f"{line}\n" for line in document_lines(values, lambda key: ""))

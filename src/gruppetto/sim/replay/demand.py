@@ -1,0 +1,52 @@
+"""Recorded groups as the workload of a replay: launch i is the record's group i, and past the last one whole groups are
+drawn again.
+
+Promises those of `Demand`: the same launch asks for the same under every scheduling policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gruppetto.rng import seed_for
+from gruppetto.sim.replay.launched import Launched
+from gruppetto.sim.workload.base import TaskKey, Turn
+from gruppetto.sim.workload.recorded import Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDemand:
+    """`prompt_tokens` stands for prompts that the record does not know. A fresh start (a member past the recorded ones)
+    is another member of the same group."""
+
+    launched: Launched
+    prompt_tokens: int
+
+    def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
+        tokens = self._recorded(seed, group, 0).prompt_tokens
+        return self.prompt_tokens if tokens is None else tokens
+
+    def length(self, seed: int, group: int, member: int, task: TaskKey = None) -> int:
+        return max(1, self._recorded(seed, group, member).length)
+
+    def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
+        recorded = self._recorded(seed, group, member)
+        if recorded.length:
+            return recorded.turns
+        return (recorded.turns[0]._replace(model_tokens=1), *recorded.turns[1:])
+
+    def reward(self, seed: int, group: int, member: int) -> float | None:
+        """What the record's rollout got; None where it does not say."""
+        rewards = self.launched.rewards[self._group(seed, group)]
+        return rewards[self._place(seed, group, member, len(rewards))]
+
+    def _recorded(self, seed: int, group: int, member: int) -> Recorded:
+        members = self.launched.groups[self._group(seed, group)]
+        return members[self._place(seed, group, member, len(members))]
+
+    def _group(self, seed: int, group: int) -> int:
+        count = len(self.launched.groups)
+        return group if group < count else seed_for(seed, "replay", "group", group) % count
+
+    def _place(self, seed: int, group: int, member: int, count: int) -> int:
+        return member if member < count else seed_for(seed, "replay", "member", group, member) % count

@@ -1,0 +1,150 @@
+"""What a run's engines, trainer and channel took, fitted from its record: the [sim] section of its replay.
+
+    decode step    least squares over the steps' decode seconds against live rows (`record.bounds.RateFit`); where all
+                   steps had one batch size, a step is taken to cost the same at every size
+    between steps  with one engine that shares its machine with the trainer: what is left of the generating time, by
+                   decode step (the scheduler's turn, verifiers in lockstep, handing over)
+    prefill        seconds over the tokens that rollouts brought to their starts; prompts have the mean of what was
+                   prefilled at a start, so that a prompt that siblings share costs once
+    trainer        seconds over tokens of samples;   publish, switch   the mean
+
+The first step is left out where there are `ENOUGH` more: it warms up.
+
+Promise: a price that the record does not tell is left as the config has it, and `words` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gruppetto.record.bounds import RateFit
+
+Row = Mapping[str, Any]
+
+
+class Start(NamedTuple):
+    """A rollout started (again) on an engine under a weights version, with so many model tokens."""
+
+    version: int
+    tokens: int
+
+
+ENOUGH = 3
+
+ONE_SIZE = 0.02
+"""Batches that differ by less than this (standard deviation over mean) do not tell what a row costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """`sim`: settings of [sim], seconds. `error`: of the decode fit, relative; None where nothing was fitted."""
+
+    sim: Mapping[str, float]
+    prompt_tokens: int | None
+    error: float | None
+    words: tuple[str, ...]
+
+
+def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Prices:
+    """From metrics lines and the starts of rollouts on engines."""
+    if len(rows) > ENOUGH:
+        rows = rows[1:]
+    first = rows[0]["version"] - 1
+    held = [start.tokens for start in starts if first <= start.version < rows[-1]["version"]]
+    decode = _decode(rows, config)
+    prompt = _prompt(rows, held)
+    if decode is None:
+        words = ("the record does not say how fast its engines decode: [sim] of its config is taken",)
+        return Prices(sim={}, prompt_tokens=prompt, error=None, words=words)
+    base, row, error = decode
+    between = _between(rows, config)
+    sim = {
+        "decode_base_s": base + between,
+        "decode_weights_s": 0.0,
+        "decode_compute_s": 0.0,
+        "decode_kv_s": 0.0,
+        "decode_row_s": row,
+        "prefill_token_s": _ratio(_sum(rows, "time/prefill_s"), (prompt or 0) * len(held) + sum(held)),
+        "train_step_s": 0.0,
+        "train_token_s": _ratio(_sum(rows, "time/train_s"), _trained(rows, prompt or 0)),
+        "publish_s": _ratio(_sum(rows, "time/publish_s"), len(rows)),
+        "switch_s": _ratio(_sum(rows, "time/switch_s"), len(rows)),
+        "score_s": 0.0,
+    }
+    return Prices(sim=sim, prompt_tokens=prompt, error=error, words=tuple(_words(sim, between, error, row)))
+
+
+def _decode(rows: Sequence[Row], config: Row) -> tuple[float, float, float] | None:
+    """(seconds of a decode step, seconds a live row adds, relative error)."""
+    fit, sizes = RateFit(), list[tuple[int, int]]()
+    for row in rows:
+        steps = {int(size): int(count) for size, count in row.get("engine/batch_steps") or ()}
+        sizes += list(steps.items())
+        by_size = {int(size): float(s) for size, s in row.get("engine/batch_s") or ()}
+        for size, took in by_size.items():
+            fit.add({size: steps.get(size, 0)}, took)
+        if not by_size:
+            fit.add(steps, float(row.get("time/decode_s") or 0.0))
+    engine = config.get("engine", {})
+    rates = fit.rates(int(engine.get("slots", 1)), int(engine.get("count", 1)))
+    if rates is None:
+        return None
+    if not rates.base_s and _spread(sizes) < ONE_SIZE:
+        mean = sum(b * n for b, n in sizes) / sum(n for _, n in sizes)
+        return rates.row_s * mean, 0.0, rates.error or 0.0
+    return rates.base_s, rates.row_s, rates.error or 0.0
+
+
+def _spread(sizes: Sequence[tuple[int, int]]) -> float:
+    count = sum(n for _, n in sizes)
+    mean = sum(b * n for b, n in sizes) / count if count else 0.0
+    variance = sum(n * (b - mean) ** 2 for b, n in sizes) / count if count else 0.0
+    return float(variance**0.5 / mean) if mean else 0.0
+
+
+def _between(rows: Sequence[Row], config: Row) -> float:
+    """Seconds beside decoding and prefill for each decode step, where there is one engine to tell it from."""
+    one = config.get("engine", {}).get("count", 1) == 1
+    if not one or config.get("run", {}).get("placement", "colocated") != "colocated":
+        return 0.0
+    busy = _sum(rows, "time/decode_s") + _sum(rows, "time/prefill_s")
+    waited = _sum(rows, "engine_s/reward") + _sum(rows, "engine_s/tool")
+    if config.get("run", {}).get("deterministic"):  # in lockstep the engine waits for every score
+        waited = _sum(rows, "engine_s/tool")
+    left = _sum(rows, "schedule/makespan_s") - busy - waited
+    return max(0.0, _ratio(left, _sum(rows, "schedule/decode_steps")))
+
+
+def _prompt(rows: Sequence[Row], held: Sequence[int]) -> int | None:
+    """Prompt tokens that were prefilled at a start, on average; what a resumed rollout had made is not counted."""
+    prefilled = _sum(rows, "perf/prefill_tokens")
+    if not held or not prefilled:
+        return None
+    return max(1, round((prefilled - sum(held)) / len(held)))
+
+
+def _trained(rows: Sequence[Row], prompt: int) -> float:
+    """Tokens of the samples that were trained on, prompts included."""
+    model = _sum(rows, "tokens/batch_trained") + _sum(rows, "tokens/batch_masked")
+    samples = sum(sum(v or 0 for k, v in row.items() if k.startswith("rollout/finish/")) for row in rows)
+    return model + prompt * samples
+
+
+def _sum(rows: Sequence[Row], name: str) -> float:
+    return float(sum(row.get(name) or 0.0 for row in rows))
+
+
+def _ratio(amount: float, count: float) -> float:
+    return amount / count if count else 0.0
+
+
+def _words(sim: Mapping[str, float], between: float, error: float, row: float) -> Iterator[str]:
+    rows = f" and {row * 1e3:.4g} ms for each live row" if row else ", whatever its rows (one batch size was seen)"
+    beside = f", of which {between * 1e3:.3g} ms lie between steps" if between else ""
+    yield f"decode step, fitted to the record: {sim['decode_base_s'] * 1e3:.4g} ms{beside}{rows}; error {error:.0%}"
+    yield (
+        f"prefill {sim['prefill_token_s'] * 1e3:.3g} ms a token, trainer {sim['train_token_s'] * 1e3:.3g} ms a token, "
+        f"publish {sim['publish_s']:.3g} s a step"
+    )

@@ -1,0 +1,91 @@
+"""Runs a replay under one scheduling policy and writes its run folder, as `simulate` does.
+
+Promises: the same trace and config write the same bytes; recorded rewards are given where the record has them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gruppetto import __version__
+from gruppetto.auto.chooser import Chooser
+from gruppetto.auto.forecast import forecast_all
+from gruppetto.auto.settings import auto_settings
+from gruppetto.clock import run_virtual
+from gruppetto.config.loader import Loaded
+from gruppetto.config.schema import Config
+from gruppetto.presets import build_policy
+from gruppetto.record.base import Recorder
+from gruppetto.record.folder import RunFolder, refuse_existing
+from gruppetto.scheduler.beliefs.lengths import LengthBelief
+from gruppetto.scheduler.policies.order import GroupLike, OrderKey, RolloutLike
+from gruppetto.sim.demand import Plans
+from gruppetto.sim.replay.demand import ReplayDemand
+from gruppetto.sim.simulate import is_simulated, spec_of
+from gruppetto.sim.workload.base import uniform
+from gruppetto.sim.world import World
+from gruppetto.types import Rollout, Score
+
+ORACLE = "oracle"
+"""Synchronous, and it knows every length beforehand: the longest first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongestFirst:
+    """The longest rollout first, by its true length: what knowing lengths could buy at most."""
+
+    plans: Plans
+    name: str = "longest_first"
+    needs_belief: bool = False
+    rekeys: bool = False
+
+    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+        return (-self.plans.length(self.plans.entries[rollout.id]), rollout.group_id, rollout.member)
+
+
+def run_again(loaded: Loaded, demand: ReplayDemand, *, oracle: bool = False) -> Path:
+    """To the end of the steps on virtual time; returns the run folder. `oracle`: new rollouts start longest first.
+
+    Raises `UserError` where a run that is none of virtual time stands there.
+    """
+    config = loaded.config
+    build_policy(config)
+    path = Path(config.run.dir) / config.run.name
+    if is_simulated(path):
+        shutil.rmtree(path)
+    refuse_existing(path)
+    environment = {"simulated": True, "replay": True, "packages": {"gruppetto": __version__}}
+    folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
+    try:
+        run_virtual(_run(config, demand, folder, oracle))
+    finally:
+        folder.close()
+    return path
+
+
+async def _run(config: Config, demand: ReplayDemand, recorder: Recorder, oracle: bool) -> None:
+    spec = spec_of(config, demand)
+    spec = replace(spec, score_of=_scores(spec.plans, demand, config))
+    if oracle:
+        spec = replace(spec, policy=replace(build_policy(config), name=ORACLE, order=LongestFirst(spec.plans)))
+    world = World.of(spec, recorder)
+    if config.scheduler.type == "auto":
+        world.stages.chooser = Chooser(auto_settings(config, turns=spec.plans.turns), forecast_all, world.loop)
+    await world.run()
+
+
+def _scores(plans: Plans, demand: ReplayDemand, config: Config) -> Callable[[Rollout], Score]:
+    """The record's reward of a launch's rollout; where it has none, one drawn at [sim] pass_rate."""
+    seed = config.run.seed
+
+    def score_of(rollout: Rollout) -> Score:
+        launch = plans.entries[rollout.id].group.task.extra["launch"]
+        found = demand.reward(seed, launch, rollout.member)
+        if found is None:
+            found = float(uniform(seed, "reward", launch, rollout.member) < config.sim.pass_rate)
+        return Score(reward=found)
+
+    return score_of
