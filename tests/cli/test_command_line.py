@@ -277,3 +277,17 @@ def test_threads_are_set_before_torch_and_the_users_choice_stands(monkeypatch):
     monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "ACTIVE"})
     quiet_threads(load([], ["run.threads=3"]).config)
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("3", "ACTIVE")
+
+
+def test_the_demo_takes_every_preset(capsys):
+    from gruppetto.cli.demo import SCHEDULERS, _settings
+    from gruppetto.config.preflight import refuse_scheduler
+    from gruppetto.config.schema import SchedulerSection
+
+    assert SchedulerSection.model_fields["type"].annotation.__args__ == SCHEDULERS
+    for name in SCHEDULERS:
+        args = build_parser().parse_args(["demo", "--scheduler", name, "scheduler.max_parked_steps=9"])
+        config = load(["demo"], _settings(args)).config
+        refuse_scheduler(config)
+        assert (config.scheduler.type, config.scheduler.max_parked_steps) == (name, 9)
+        assert (config.run.placement == "disaggregated") == (name in ("async_bounded", "windowed"))

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from gruppetto.config.loader import Loaded
 
 
+SCHEDULERS = ("sync", "partial", "tail_batch", "divided", "async_bounded", "windowed", "layered", "auto")
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
@@ -23,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings over the recipe `demo`")
     parser.add_argument("--seed", type=int, help="run.seed; also seeds the warm start")
     parser.add_argument("--steps", type=int, help="run.steps")
-    parser.add_argument("--scheduler", choices=("sync", "partial"), help="scheduler.type")
+    parser.add_argument("--scheduler", choices=SCHEDULERS, help="the preset, in the place of the recipe's [scheduler]")
     parser.add_argument("--out", help="run.dir, the folder of run folders")
     parser.set_defaults(run=run)
 
@@ -41,8 +44,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    chosen = {"run.seed": args.seed, "run.steps": args.steps, "scheduler.type": args.scheduler, "run.dir": args.out}
-    return [*args.settings, *(f"{key}={value}" for key, value in chosen.items() if value is not None)]
+    from gruppetto.sim.compare import overrides
+
+    preset = overrides(args.scheduler) if args.scheduler else []
+    chosen = {"run.seed": args.seed, "run.steps": args.steps, "run.dir": args.out}
+    return [*preset, *args.settings, *(f"{key}={value}" for key, value in chosen.items() if value is not None)]
 
 
 def _named(settings: list[str]) -> list[str]:
