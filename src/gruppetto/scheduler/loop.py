@@ -186,6 +186,7 @@ class RolloutLoop:
             await self.calls.cancel_acts()
             while self.calls.outstanding:
                 await self._absorb()
+            self.returns.settle()
             self.give_back(self.pool.committed)
         finally:
             self._stopping = False
@@ -316,11 +317,20 @@ class RolloutLoop:
 
     async def _next_events(self) -> list[Event]:
         settle = self.settings.lockstep and not self._stopping
+        if settle:
+            await self._stand_still()
         wait = self.calls.settle if settle else self.calls.events
         try:
             return await wait(self._patience())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
+
+    async def _stand_still(self) -> None:
+        """In lockstep the engines decode only while the trainer waits and no weights are on their way: how long those
+        take is up to the clock, and no event may depend on it."""
+        while not self.pool.trainer_waits or self.carrier.updating:
+            self._asked.clear()
+            await self._asked.wait()
 
     def _patience(self) -> float | None:
         """While the trainer trains and nothing is out, there is nothing that could come back."""
