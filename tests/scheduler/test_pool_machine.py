@@ -6,21 +6,45 @@ from array import array
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from scheduler.shadow import FINAL, STARTABLE, Shadow, ShadowPool
+from scheduler.shadow import AWAY, FINAL, STARTABLE, Shadow, ShadowPool
 
+from gruppetto.scheduler.entries import EngineSeat
+from gruppetto.scheduler.memory import LengthMemory
 from gruppetto.scheduler.pool import Pool, TransitionError
 from gruppetto.scheduler.snapshot import restore, snapshot
-from gruppetto.types import DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
+from gruppetto.types import NO_VERSION, DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
 
 State = RolloutState
-ENGINES = (("e0", 3), ("e1", 2), ("e2", 0))
+ENGINES = {"e0": (3, 3), "e1": (2, 3), "e2": (2, 0)}
+"""Name to (slots, rollouts it may hold)."""
 BATCH_GROUPS, GROUP_SIZE = 2, 3
 PICK = st.integers(0, 1 << 20)
-RUN = st.tuples(st.integers(0, 3), st.integers(0, 9), st.sampled_from([TokenKind.MODEL, TokenKind.ENVIRONMENT]))
+KIND = st.sampled_from([TokenKind.MODEL, TokenKind.ENVIRONMENT])
+RUN = st.tuples(st.integers(0, 3), st.integers(0, 9), KIND)
+GIVEN_UP = st.sampled_from([r for r in DropReason if r is not DropReason.FAILED])
 
 
 def fresh_pool():
-    return Pool(batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, engines=ENGINES)
+    seats = [EngineSeat(n, i, slots, size, 500) for i, (n, (slots, size)) in enumerate(ENGINES.items())]
+    return Pool(batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, engines=seats)
+
+
+def task(prompt):
+    return Task(id="t", prompt_ids=range(prompt), extra={"a": 1})
+
+
+def segment(kind, version, count):
+    return Segment(
+        kind, version if kind is TokenKind.MODEL else NO_VERSION, array("i", range(count)), array("f", [-0.5]) * count
+    )
+
+
+def seats_of(pool):
+    return [pool.seating[name] for name in ENGINES]
+
+
+def facts(entry):
+    return (entry.id, *(getattr(entry, name) for name in entry.__slots__ if name not in ("id", "group", "queue_key")))
 
 
 def picture(pool):
@@ -28,14 +52,17 @@ def picture(pool):
     return {
         "version": pool.version,
         "training": pool.training,
-        "running": pool.num_running,
+        "committed": [g.id for g in pool.committed],
+        "deferred": [(len(d.task.prompt_ids), d.since) for d in pool.deferred],
+        "counts": (pool.num_running, pool.num_waiting, pool.num_long, pool.num_live, pool.num_ready),
         "census": repr(pool.census),
         "queue": [r.id for r in pool.queue()],
+        "chunked": [r.id for r in pool.chunked()],
         "ready": list(pool.ready(1000)),
-        "seats": [(s.name, s.capacity, s.load) for s in pool._seats.values()],
+        "seats": [repr(seat) for seat in seats_of(pool)],
         "open": [s.name for s in pool.seats()],
-        "rollouts": [repr(r) for r in pool.rollouts.values()],
-        "groups": [(g.id, g.open, g.oldest, g.ready_order, repr(g.members)) for g in pool.groups.values()],
+        "rollouts": [repr(facts(r)) for r in pool.rollouts.values()],
+        "groups": [(g.id, g.open, g.oldest, g.ready_order, g.finished, g.log_sum) for g in pool.groups.values()],
         "behind": [(pool.num_behind(v), pool.num_ready_behind(v)) for v in range(-1, pool.version + 2)],
     }
 
@@ -43,153 +70,201 @@ def picture(pool):
 class PoolMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.pool, self.shadow = fresh_pool(), ShadowPool()
-        self.taken = []
+        self.pool, self.shadow = fresh_pool(), ShadowPool(needed=GROUP_SIZE)
+        self.fresh_engines()
         self.now = 0.0
         self.publish(3)
         for prompt in range(3):
-            self.launch(prompt)
+            self.launch(prompt, 0, False)
 
-    # -- candidates ---------------------------------------------------------------------------------------------------
+    def fresh_engines(self):
+        self.shadow.slots = {name: slots for name, (slots, _) in ENGINES.items()}
+        self.shadow.capacity = {name: size for name, (_, size) in ENGINES.items()}
+        self.shadow.kept_out = set()
 
     def pick(self, number, *states):
         names = self.shadow.ids(*states)
-        return names[number % len(names)]
+        return names[number % len(names)], self.shadow.rollouts[names[number % len(names)]]
 
-    def open_engines(self):
-        load = [r.engine for r in self.shadow.rollouts.values() if r.engine]
-        return [name for name, size in ENGINES if name not in self.shadow.dead and load.count(name) < size]
-
-    def complete(self):
-        return [g for g in self.shadow.live_groups() if g not in self.shadow.ready and not self.shadow.is_open(g)]
-
-    def droppable(self):
-        groups = self.shadow.live_groups()
-        return [g for g in groups if all(r.state is not State.RUNNING for r in self.shadow.members(g))]
-
-    def drop(self, row, reason):
-        row.state, row.reason = State.DROPPED, reason
+    def requeue(self, row, resumed):
+        row.state, row.resumed = State.PARKED if row.tokens else State.QUEUED, resumed
+        row.arrival, row.at_chunk = self.shadow.tick(), False
 
     # -- a rollout's life ---------------------------------------------------------------------------------------------
 
-    @rule(prompt=st.integers(0, 4))
-    def launch(self, prompt):
-        group = self.pool.launch(Task(id="t", prompt_ids=range(prompt), extra={"a": 1}))
+    @rule(prompt=st.integers(0, 4), extra=st.sampled_from([0, 0, 1, 2]), long=st.booleans())
+    def launch(self, prompt, extra, long):
+        group = self.pool.launch(task(prompt), extra=extra, long=long)
+        self.shadow.long |= {group.id} if long else set()
         for member in group.members:
-            self.shadow.rollouts[member.id] = Shadow(group.id, member.member)
+            self.shadow.rollouts[member.id] = Shadow(group.id, member.member, prompt)
 
-    @precondition(lambda self: self.shadow.ids(*STARTABLE) and self.open_engines())
-    @rule(number=PICK, seat=PICK)
-    def start(self, number, seat):
-        name, engines = self.pick(number, *STARTABLE), self.open_engines()
-        engine = engines[seat % len(engines)]
-        self.pool.start(name, engine, self.now)
-        self.shadow.rollouts[name].state, self.shadow.rollouts[name].engine = State.RUNNING, engine
+    def begin(self, name, engine, may_make=0):
+        row = self.shadow.rollouts[name]
+        self.pool.start(name, engine, self.now, may_make)
+        row.state, row.engine, row.home, row.at_chunk = State.RUNNING, engine, None, False
+        row.reserved, row.started = row.context + may_make, self.shadow.version
+        self.shadow.age(row.group, self.shadow.version)
 
-    @precondition(lambda self: self.shadow.ids(State.RUNNING))
+    @precondition(lambda self: self.shadow.ids(*STARTABLE) and self.shadow.open_engines())
+    @rule(number=PICK, seat=PICK, may_make=st.integers(0, 90))
+    def start(self, number, seat, may_make):
+        engines = self.shadow.open_engines()
+        self.begin(self.pick(number, *STARTABLE)[0], engines[seat % len(engines)], may_make)
+
+    @precondition(lambda self: self.shadow.ids(State.RUNNING) or self.shadow.ids(State.RUNNING, doomed=True))
     @rule(number=PICK, runs=st.lists(RUN, max_size=3))
     def add_tokens(self, number, runs):
-        name = self.pick(number, State.RUNNING)
-        row = self.shadow.rollouts[name]
-        segments = []
+        names = self.shadow.ids(State.RUNNING) + self.shadow.ids(State.RUNNING, doomed=True)
+        self.made(names[number % len(names)], runs)
+
+    def made(self, name, runs):
+        row, segments = self.shadow.rollouts[name], []
         for back, count, kind in runs:
             version = max(0, self.pool.version - back)
-            ids, logprobs = array("i", range(count)), array("f", [-0.5]) * count
-            segments.append(Segment(kind, version, ids, logprobs))
-            if count and kind is TokenKind.MODEL:
+            segments.append(segment(kind, version, count))
+            if kind is not TokenKind.MODEL:
+                row.others += count
+            elif count:
                 row.tokens += count
                 row.oldest = version if row.oldest is None else min(version, row.oldest)
+                if row.doomed is None:
+                    self.shadow.age(row.group, version)
         self.pool.add_tokens(name, segments)
 
     @precondition(lambda self: self.shadow.ids(State.RUNNING))
-    @rule(number=PICK)
-    def park(self, number):
-        name = self.pick(number, State.RUNNING)
-        self.pool.park(name, self.now)
-        row = self.shadow.rollouts[name]
-        row.state, row.engine = State.PARKED if row.tokens else State.QUEUED, None
-        row.arrival = self.shadow.tick()
+    @rule(number=PICK, keeps_kv=st.booleans())
+    def park(self, number, keeps_kv):
+        name, row = self.pick(number, State.RUNNING)
+        self.pool.park(name, self.now, keeps_kv=keeps_kv)
+        self.shadow.leave(row, keeps_kv=keeps_kv)
+        self.requeue(row, row.tokens > 0)
 
     @precondition(lambda self: self.shadow.ids(State.RUNNING))
+    @rule(number=PICK)
+    def lose(self, number):
+        name, row = self.pick(number, State.RUNNING)
+        self.pool.lose(name, self.now)
+        self.shadow.leave(row)
+        self.requeue(row, row.tokens > 0)
+
+    @precondition(lambda self: self.shadow.ids(State.RUNNING))
+    @rule(number=PICK)
+    def end_chunk(self, number):
+        name, row = self.pick(number, State.RUNNING)
+        self.pool.end_chunk(name, self.now)
+        self.shadow.leave(row, keeps_kv=True)
+        row.state, row.at_chunk = State.PARKED if row.tokens else State.QUEUED, True
+
+    @precondition(lambda self: self.shadow.at_chunk())
+    @rule(number=PICK)
+    def yield_(self, number):
+        names = self.shadow.at_chunk()
+        name = names[number % len(names)]
+        row = self.shadow.rollouts[name]
+        self.pool.yield_(name)
+        self.requeue(row, row.oldest is not None and row.oldest < self.shadow.version)
+
+    @precondition(lambda self: self.shadow.ids(State.RUNNING))
+    @rule(number=PICK)
+    def wait(self, number):
+        name, row = self.pick(number, State.RUNNING)
+        self.pool.wait(name, self.now)
+        self.shadow.leave(row, keeps_kv=True)
+        row.state = State.WAITING
+
+    @precondition(lambda self: self.shadow.ids(State.WAITING))
+    @rule(number=PICK, count=st.integers(0, 9))
+    def answered(self, number, count):
+        name, row = self.pick(number, State.WAITING)
+        self.pool.answered(name, [segment(TokenKind.ENVIRONMENT, 0, count)], 1.0)
+        row.others += count
+        self.requeue(row, True)
+
+    @precondition(lambda self: self.shadow.ids(*AWAY))
     @rule(number=PICK, reason=st.sampled_from(FinishReason))
     def finish(self, number, reason):
-        name = self.pick(number, State.RUNNING)
+        name, row = self.pick(number, *AWAY)
         self.pool.finish(name, reason, self.now)
-        self.shadow.rollouts[name].state, self.shadow.rollouts[name].engine = State.FINISHED, None
+        row.state, row.engine, row.home, row.reserved = State.FINISHED, None, None, 0
 
     @precondition(lambda self: self.shadow.ids(State.FINISHED))
     @rule(number=PICK, reward=st.sampled_from([None, 0.0, 1.0, 0.25]))
     def score(self, number, reward):
-        name = self.pick(number, State.FINISHED)
-        row = self.shadow.rollouts[name]
+        name, row = self.pick(number, State.FINISHED)
         group = self.pool.score(name, Score(reward=reward, error=None if reward is not None else "timeout"))
         assert group.id == row.group
         if reward is None:
-            self.drop(row, DropReason.FAILED)
+            self.shadow.drop(row, DropReason.FAILED)
         else:
             row.state, row.reward = State.SCORED, reward
 
-    @precondition(lambda self: self.shadow.ids(State.FINISHED, *STARTABLE))
+    @precondition(lambda self: self.shadow.ids(State.FINISHED, *AWAY, *STARTABLE))
     @rule(number=PICK)
     def fail(self, number):
-        name = self.pick(number, State.FINISHED, *STARTABLE)
-        self.pool.fail(name, "why")
-        self.drop(self.shadow.rollouts[name], DropReason.FAILED)
+        name, row = self.pick(number, State.FINISHED, *AWAY, *STARTABLE)
+        self.pool.fail(name, "why", self.now)
+        self.shadow.drop(row, DropReason.FAILED)
 
-    @precondition(lambda self: self.shadow.ids(State.RUNNING))
+    @precondition(lambda self: self.shadow.all_doomed())
     @rule(number=PICK)
-    def fail_running(self, number):
-        name = self.pick(number, State.RUNNING)
-        self.pool.fail_running(name, "why", self.now)
-        self.shadow.rollouts[name].engine = None
-        self.drop(self.shadow.rollouts[name], DropReason.FAILED)
+    def bury(self, number):
+        names = self.shadow.all_doomed()
+        name = names[number % len(names)]
+        self.pool.bury(name, self.now)
+        row = self.shadow.rollouts[name]
+        self.shadow.drop(row, row.doomed)
 
-    @precondition(lambda self: self.shadow.ids(*STARTABLE) and self.open_engines())
+    @precondition(lambda self: self.shadow.ids(*STARTABLE) and self.shadow.open_engines())
     @rule(number=PICK, reward=st.sampled_from([0.0, 1.0]), count=st.integers(0, 2), back=st.integers(0, 3))
     def hurry(self, number, reward, count, back):
         """Brings the startable members of one group to their scores, and it to ready, as far as seats allow."""
-        group = self.shadow.rollouts[self.pick(number, *STARTABLE)].group
+        group = self.pick(number, *STARTABLE)[1].group
         for name in [n for n, r in self.shadow.rollouts.items() if r.group == group and r.state in STARTABLE]:
-            row = self.shadow.rollouts[name]
-            version = max(0, self.pool.version - back)
-            self.pool.start(name, self.open_engines()[0], self.now)
-            segment = Segment(TokenKind.MODEL, version, array("i", range(count)), array("f", [0.5]) * count)
-            self.pool.add_tokens(name, [segment])
+            self.begin(name, self.shadow.open_engines()[0])
+            self.made(name, [(back, count, TokenKind.MODEL)])
             self.pool.finish(name, FinishReason.STOP, self.now)
             self.pool.score(name, Score(reward=reward))
-            row.state, row.reward, row.tokens = State.SCORED, reward, row.tokens + count
-            if count:
-                row.oldest = version if row.oldest is None else min(version, row.oldest)
-        if group in self.complete():
+            row = self.shadow.rollouts[name]
+            row.state, row.reward, row.engine, row.reserved = State.SCORED, reward, None, 0
+        if group in self.shadow.complete():
             self.become_ready(group)
 
-    @precondition(lambda self: self.open_engines() and len(self.shadow.ids(*STARTABLE)) > 1)
+    @precondition(lambda self: self.shadow.open_engines() and len(self.shadow.ids(*STARTABLE)) > 1)
     @rule(number=PICK, count=st.integers(0, 2), back=st.integers(0, 3))
     def touch(self, number, count, back):
         """Starts a rollout, makes a few tokens and parks it, which moves it in the queue."""
-        name = self.pick(number, *STARTABLE)
-        self.pool.start(name, self.open_engines()[0], self.now)
-        row, version = self.shadow.rollouts[name], max(0, self.pool.version - back)
-        segment = Segment(TokenKind.MODEL, version, array("i", range(count)), array("f", [0.5]) * count)
-        self.pool.add_tokens(name, [segment])
+        name, row = self.pick(number, *STARTABLE)
+        self.begin(name, self.shadow.open_engines()[0])
+        self.made(name, [(back, count, TokenKind.MODEL)])
         self.pool.park(name, self.now)
-        if count:
-            row.oldest = version if row.oldest is None else min(version, row.oldest)
-        row.tokens, row.arrival = row.tokens + count, self.shadow.tick()
-        row.state = State.PARKED if row.tokens else State.QUEUED
+        self.shadow.leave(row)
+        self.requeue(row, row.tokens > 0)
 
     # -- a group's life -----------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.complete())
+    @precondition(lambda self: self.shadow.trimmable())
+    @rule(number=PICK, then_ready=st.booleans())
+    def trim(self, number, then_ready):
+        groups = self.shadow.trimmable()
+        group = groups[number % len(groups)]
+        rows = [r for r in self.shadow.members(group) if r.state not in (State.SCORED, *FINAL)]
+        away = self.pool.trim(group)
+        assert sorted(m.member for m in away) == sorted(r.member for r in rows if r.state in AWAY)
+        self.shadow.doom(rows, DropReason.SURPLUS)
+        self.shadow.trimmed.add(group)
+        if then_ready:
+            self.become_ready(group)
+
+    @precondition(lambda self: self.shadow.complete())
     @rule(number=PICK)
     def make_ready(self, number):
-        groups = self.complete()
+        groups = self.shadow.complete()
         self.become_ready(groups[number % len(groups)])
 
     def become_ready(self, group):
         self.pool.make_ready(group)
-        if self.shadow.age(group) is None:
-            self.shadow.aged[group] = self.shadow.version
+        self.shadow.age(group, self.shadow.age_now(group))
         self.shadow.ready[group] = self.shadow.tick()
         self.move_usable(group, State.READY)
 
@@ -198,98 +273,139 @@ class PoolMachine(RuleBasedStateMachine):
             if row.reward is not None:
                 row.state = state
 
-    @precondition(lambda self: self.droppable())
-    @rule(number=PICK, reason=st.sampled_from([r for r in DropReason if r is not DropReason.FAILED]))
+    @precondition(lambda self: self.shadow.live_groups())
+    @rule(number=PICK, reason=GIVEN_UP)
     def drop_group(self, number, reason):
-        groups = self.droppable()
+        groups = self.shadow.live_groups()
         group = groups[number % len(groups)]
-        self.pool.drop_group(group, reason)
+        dropped, away = self.pool.drop_group(group, reason)
+        rows = self.shadow.members(group)
+        assert dropped.id == group
+        assert sorted(m.member for m in away) == sorted(r.member for r in rows if r.state in AWAY)
         self.shadow.ready.pop(group, None)
         self.shadow.gone.add(group)
-        for row in self.shadow.members(group):
-            if row.state not in FINAL:
-                self.drop(row, reason)
+        self.shadow.doom(rows, reason)
 
     @precondition(lambda self: self.shadow.ready and not self.pool.training)
-    @rule(count=st.integers(1, 3), number=PICK)
-    def take_batch(self, count, number):
+    @rule(count=st.integers(1, 3), number=PICK, close=st.booleans())
+    def commit_or_close(self, count, number, close):
         start = number % len(self.shadow.ready)
         groups = self.shadow.ready_order()[start : start + count]
-        self.taken = self.pool.take_batch(groups)
-        assert [g.id for g in self.taken] == groups
-        self.shadow.out = [self.shadow.ready.pop(group) for group in groups]
+        taken = (self.pool.take_batch if close else self.pool.commit)(groups)
+        assert [g.id for g in taken] == groups
+        assert self.pool.training == close
         for group in groups:
+            self.shadow.out[group] = self.shadow.ready.pop(group)
             self.shadow.gone.add(group)
             self.move_usable(group, State.TRAINED)
 
-    @precondition(lambda self: self.pool.training)
-    @rule()
-    def give_back(self):
-        self.pool.give_back(self.taken)
-        for group, order in zip(self.taken, self.shadow.out, strict=True):
+    @precondition(lambda self: self.shadow.out)
+    @rule(number=PICK)
+    def give_back(self, number):
+        """A part, or all that is with the trainer."""
+        groups = self.pool.committed[: number % len(self.pool.committed) + 1]
+        self.pool.give_back(groups)
+        for group in groups:
             self.shadow.gone.discard(group.id)
-            self.shadow.ready[group.id] = order
+            self.shadow.ready[group.id] = self.shadow.out.pop(group.id)
             self.move_usable(group.id, State.READY)
-        self.taken = []
 
     @rule(more=st.integers(1, 2))
     def publish(self, more):
         self.shadow.version += more
         self.pool.publish(self.shadow.version)
-        self.taken = []
+        self.shadow.out = {}
+        for row in [self.shadow.rollouts[name] for name in self.shadow.queue()]:
+            if row.tokens and not row.resumed:
+                self.requeue(row, True)  # it has tokens of older weights: no longer among the new ones
+
+    @rule(count=st.integers(1, 2))
+    def put_off(self, count):
+        for _ in range(count):
+            self.pool.put_off(task(count))
+            self.shadow.deferred.append((count, self.shadow.version))
 
     # -- the machine's life -------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.shadow.dead) < 1)
+    @precondition(lambda self: len(self.shadow.serving()) > 1)
     @rule(number=PICK)
     def remove_engine(self, number):
-        name = ENGINES[number % len(ENGINES)][0]
-        self.pool.remove_engine(name)
-        self.shadow.dead.add(name)
+        name = list(ENGINES)[number % len(ENGINES)]
+        self.pool.seating.remove(name)
+        self.shadow.capacity[name] = 0
 
-    @precondition(lambda self: not self.shadow.ids(State.RUNNING) and not self.pool.training)
+    @rule(number=PICK, size=st.integers(2, 4))
+    def restore_engine(self, number, size):
+        name = list(ENGINES)[number % len(ENGINES)]
+        self.pool.seating.restore(name, size)
+        self.shadow.capacity[name] = size
+
+    @rule(number=PICK, out=st.booleans())
+    def keep_out(self, number, out):
+        name = list(ENGINES)[number % len(ENGINES)]
+        self.pool.seating.keep_out(name, out)
+        (self.shadow.kept_out.add if out else self.shadow.kept_out.discard)(name)
+
+    @rule()
+    def forget_kv(self):
+        self.pool.forget_kv()
+        for row in self.shadow.rollouts.values():
+            if row.home is not None:
+                row.home, row.reserved = None, 0
+
+    def at_rest(self):
+        shadow = self.shadow
+        return not (shadow.ids(State.RUNNING) or shadow.all_doomed() or shadow.at_chunk() or shadow.out)
+
+    @precondition(lambda self: self.at_rest() and not self.pool.training)
     @rule()
     def snapshot_and_restore(self):
         state = json.loads(json.dumps(snapshot(self.pool)))
         before, self.pool = picture(self.pool), fresh_pool()
-        restore(self.pool, state)
+        restore(self.pool, state, LengthMemory(1000))
         assert json.loads(json.dumps(snapshot(self.pool))) == state
         after = picture(self.pool)
-        assert {k: after[k] for k in ("version", "queue", "ready", "behind")} == {
-            k: before[k] for k in ("version", "queue", "ready", "behind")
-        }
-        self.shadow.dead.clear()
+        for part in ("version", "queue", "ready", "behind", "counts", "deferred", "census"):
+            assert after[part] == before[part], part
+        self.fresh_engines()
+        for row in self.shadow.rollouts.values():
+            row.home, row.reserved = None, 0
 
-    @rule(op=st.integers(0, 13), number=PICK, seat=st.sampled_from(["e0", "e1", "e2", "e9"]))
+    @rule(op=st.integers(0, 18), number=PICK, seat=st.sampled_from(["e0", "e1", "e2", "e9"]))
     def illegal(self, op, number, seat):
         """Calls one transition wherever it is not allowed: it is refused and changes nothing."""
-        names = (self.shadow.ids(*STARTABLE) if op == 0 else []) or [*self.shadow.rollouts, "g999.0"]
-        name = names[number % len(names)]
-        group = number % (self.pool.next_group_id + 2)
-        row = self.shadow.rollouts.get(name)
+        shadow, pool = self.shadow, self.pool
+        names = (shadow.ids(*STARTABLE) if op == 0 else []) or [*shadow.rollouts, "g999.0"]
+        name, group = names[number % len(names)], number % (pool.next_group_id + 2)
+        row = shadow.rollouts.get(name)
         state = row.state if row else None
         calls = [
-            (state in STARTABLE and seat in self.open_engines(), lambda: self.pool.start(name, seat, 0.0)),
-            (state is State.RUNNING, lambda: self.pool.add_tokens(name, [])),
-            (state is State.RUNNING, lambda: self.pool.park(name, 0.0)),
-            (state is State.RUNNING, lambda: self.pool.finish(name, FinishReason.STOP, 0.0)),
-            (state is State.RUNNING, lambda: self.pool.fail_running(name, "", 0.0)),
-            (state is State.FINISHED, lambda: self.pool.score(name, Score(reward=1.0))),
-            (state in {State.FINISHED, *STARTABLE}, lambda: self.pool.fail(name, "")),
-            (group in self.complete(), lambda: self.pool.make_ready(group)),
-            (group in self.droppable(), lambda: self.pool.drop_group(group, DropReason.STALE)),
-            (False, lambda: self.pool.take_batch([*self.shadow.ready_order(), group])),
-            (not self.shadow.ready, lambda: self.pool.take_batch(2 * self.shadow.ready_order())),
-            (self.pool.training, lambda: self.pool.give_back([])),
-            (False, lambda: self.pool.publish(self.pool.version)),
-            (not (self.pool.num_running or self.pool.training), lambda: snapshot(self.pool)),
+            (state in STARTABLE and seat in shadow.open_engines(), lambda: pool.start(name, seat, 0.0)),
+            (state in AWAY, lambda: pool.add_tokens(name, [])),
+            (state is State.RUNNING, lambda: pool.park(name, 0.0)),
+            (state is State.RUNNING, lambda: pool.lose(name, 0.0)),
+            (state is State.RUNNING, lambda: pool.end_chunk(name, 0.0)),
+            (state is State.RUNNING, lambda: pool.wait(name, 0.0)),
+            (state is State.WAITING, lambda: pool.answered(name, [], 0.0)),
+            (bool(row and row.at_chunk), lambda: pool.yield_(name)),
+            (state in AWAY, lambda: pool.finish(name, FinishReason.STOP, 0.0)),
+            (state is State.FINISHED, lambda: pool.score(name, Score(reward=1.0))),
+            (state in {State.FINISHED, *AWAY, *STARTABLE}, lambda: pool.fail(name, "")),
+            (bool(row and row.doomed), lambda: pool.bury(name, 0.0)),
+            (group in shadow.complete(), lambda: pool.make_ready(group)),
+            (group in shadow.live_groups(), lambda: pool.drop_group(group, DropReason.STALE)),
+            (False, lambda: pool.take_batch([*shadow.ready_order(), group])),
+            (pool.training or not shadow.ready, lambda: pool.commit(2 * shadow.ready_order())),
+            (not pool.groups, lambda: pool.give_back(list(pool.groups.values())[:1])),
+            (False, lambda: pool.publish(pool.version)),
+            (self.at_rest() and not pool.training, lambda: snapshot(pool)),
         ]
         legal, call = calls[op]
         if not legal:
-            before = picture(self.pool)
+            before = picture(pool)
             with pytest.raises(TransitionError):
                 call()
-            assert picture(self.pool) == before
+            assert picture(pool) == before
 
     # -- after every rule ---------------------------------------------------------------------------------------------
 
@@ -306,37 +422,55 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_rollout_is_where_it_should_be(self):
-        seen = {n: (r.state, r.tokens, r.oldest, r.engine) for n, r in self.pool.rollouts.items()}
+        def seen(r):
+            return r.state, r.tokens, r.others, r.oldest, r.engine, r.home, r.reserved, r.doomed
+
         rows = self.shadow.rollouts.items()
-        assert seen == {n: (r.state, r.tokens, r.oldest, r.engine) for n, r in rows if r.state not in FINAL}
+        assert {n: seen(r) for n, r in self.pool.rollouts.items()} == {
+            n: seen(r) for n, r in rows if r.state not in FINAL
+        }
         for entry in self.pool.rollouts.values():
             assert sum(len(s) for s in entry.segments if s.kind is TokenKind.MODEL) == entry.tokens
         assert sorted(self.pool.groups) == sorted(self.shadow.live_groups())
+        known = self.shadow.finished()
         for group in self.pool.groups.values():
             states = [self.shadow.rollouts[m.id].state for m in group.members]
             assert [m.state for m in group.members] == states
             assert (group.open == 0) == (not self.shadow.is_open(group.id))
+            assert group.finished >= len(known[group.id])
+            assert group.longest >= max(known[group.id], default=0)
 
     @invariant()
     def counts_and_seats_are_right(self):
         pool, shadow = self.pool, self.shadow
-        running = shadow.ids(State.RUNNING)
-        assert pool.num_running == len(running)
+        running = [n for n, r in shadow.rollouts.items() if r.state is State.RUNNING]
+        waiting = [n for n, r in shadow.rollouts.items() if r.state is State.WAITING]
+        assert (pool.num_running, pool.num_waiting) == (len(running), len(waiting))
         assert pool.num_ready == len(shadow.ready)
         assert pool.num_live == len(shadow.live_groups()) - len(shadow.ready)
+        assert pool.num_long == len(shadow.long & set(shadow.live_groups()))
+        assert pool.num_committed == len(shadow.out)
         assert pool.num_queued == len(shadow.queue())
-        loads = {name: [shadow.rollouts[n].engine for n in running].count(name) for name, _ in ENGINES}
-        assert {s.name: s.load for s in pool._seats.values()} == loads
-        assert [s.name for s in pool.seats()] == self.open_engines()
-        assert pool.serving == [n for n, size in ENGINES if size and n not in shadow.dead]
+        assert [(len(d.task.prompt_ids), d.since) for d in pool.deferred] == shadow.deferred
+        for seat in seats_of(pool):
+            assert (seat.load, seat.kv_running, seat.kv_held) == (shadow.load(seat.name), *shadow.kv(seat.name))
+        assert pool.seating.free_slots == shadow.free_slots()
+        assert [s.name for s in pool.seats()] == shadow.open_engines()
+        assert pool.serving == shadow.serving()
 
     @invariant()
     def orders_and_ages_are_right(self):
         pool, shadow = self.pool, self.shadow
         assert [r.id for r in pool.queue()] == shadow.queue()
+        assert [r.id for r in pool.chunked()] == sorted(shadow.at_chunk(), key=[r.id for r in pool.chunked()].index)
         assert list(pool.ready(1000)) == shadow.ready_order()
         assert list(pool.ready(1)) == shadow.ready_order()[:1]
         groups = shadow.live_groups()
+        for group in pool.groups.values():
+            ages = [m.oldest for m in group.members if m.oldest is not None and m.state is not State.DROPPED]
+            assert group.oldest == shadow.ages.get(group.id)
+            assert group.oldest is not None or not ages
+            assert all(group.oldest <= m.oldest for m in group.members if m.oldest is not None and m.score)
         for version in range(-1, shadow.version + 2):
             behind = [g for g in groups if shadow.age_now(g) <= version]
             assert pool.num_behind(version) == len(behind)

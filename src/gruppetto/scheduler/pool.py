@@ -53,10 +53,10 @@ class Pool(PoolState):
             if entry.state in STARTABLE and entry.queue_key is None:
                 self.line.add(entry, resumed=entry.tokens > 0)
 
-    def reorder_queue(self, rollouts: Sequence[str]) -> None:
-        """Puts the queue into this order (within what the ages allow), as a snapshot had it."""
-        for entry in [self.rollouts[rollout] for rollout in rollouts]:
-            resumed = entry.tokens > 0
+    def reorder_queue(self, rollouts: Iterable[tuple[str, bool]]) -> None:
+        """Puts the queue into the order that a snapshot had: rollouts, and whether they stood among the resumed."""
+        for rollout, resumed in rollouts:
+            entry = self.rollouts[rollout]
             self.line.remove(entry)
             self.line.add(entry, resumed=resumed)
 
@@ -242,6 +242,7 @@ class Pool(PoolState):
             raise TransitionError(f"version {version} was published after {self.version}")
         self.version, self.training = version, False
         self.committed = []
+        self.line.age()
 
     def put_off(self, task: Task) -> None:
         """A task goes to the list of the next long round."""
@@ -282,7 +283,8 @@ class Pool(PoolState):
             entry.oldest = version
         self.census.tokens_made += count
         self.census.live_tokens += count
-        self._age(entry.group, version)
+        if entry.doomed is None:  # else it will not be trained on
+            self._age(entry.group, version)
 
     def _age(self, group: GroupEntry, version: int) -> None:
         """The group has a token of `version`, or soon will."""

@@ -1,7 +1,8 @@
 """The queue of rollouts that may start: resumed ones by age, then new ones in the scheduling policy's order.
 
-Promises: a rollout that has tokens and waits only for a slot goes before every new one, oldest token first, so nobody
-starves whatever the order of the new ones is; adding, removing and looking at the head do not grow with the queue.
+Promises: a rollout that has tokens of older weights goes before every new one, oldest token first, so nobody starves
+whatever the order of the new ones is (one that gave its slot up between two chunks counts as new until the next weights
+come); adding, removing and looking at the head do not grow with the queue.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ class RolloutQueue:
         self._finish_first = finish_first
         self._entries: SortedQueue[tuple[float, ...], RolloutEntry] = SortedQueue()
         self._arrivals = 0
+        self._begun: dict[str, RolloutEntry] = {}
+        """Those among the new ones that have tokens."""
+        self.size = 0
+        """How many wait; read at every decision."""
         self.lengths: LengthBelief | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self.size
 
     def __iter__(self) -> Iterator[RolloutEntry]:
         return iter(self._entries)
@@ -35,13 +40,29 @@ class RolloutQueue:
     def add(self, entry: RolloutEntry, *, resumed: bool) -> None:
         """`resumed`: by age; otherwise in the scheduling policy's order."""
         entry.queue_key = self._resumed_key(entry) if resumed else self._new_key(entry)
+        if entry.tokens and not resumed:
+            self._begun[entry.id] = entry
         self._entries.add(entry.queue_key, entry)
+        self.size += 1
 
     def remove(self, entry: RolloutEntry) -> None:
         """Takes it out."""
         assert entry.queue_key is not None
         self._entries.remove(entry.queue_key)
+        self.size -= 1
         entry.queue_key = None
+        if self._begun:
+            self._begun.pop(entry.id, None)
+
+    def age(self) -> None:
+        """The weights have changed: whoever has tokens is one of the resumed ones from here on."""
+        for entry in sorted(self._begun.values(), key=lambda entry: entry.queue_key or ()):
+            self.remove(entry)
+            self.add(entry, resumed=True)
+
+    def resumed(self, entry: RolloutEntry) -> bool:
+        """Whether it stands among the resumed ones."""
+        return entry.queue_key is not None and entry.queue_key[0] == RESUMED
 
     def learned(self, group: GroupEntry) -> None:
         """A member of `group` has finished: what is left of its siblings is known better."""
@@ -65,7 +86,7 @@ class RolloutQueue:
 
     def _requeue(self) -> None:
         for entry in list(self._entries):
-            resumed = entry.queue_key is not None and entry.queue_key[0] == RESUMED
+            resumed = self.resumed(entry)
             self.remove(entry)
             self.add(entry, resumed=resumed)
 

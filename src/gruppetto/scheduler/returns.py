@@ -77,6 +77,14 @@ class Returns:
             self._gone(group, reason)
         return away
 
+    def settle(self) -> None:
+        """Nothing more comes back: rollouts at the end of a chunk go back into the queue, and what was given up while
+        it was in a tool call that has been taken back is dropped."""
+        for entry in self._pool.chunked():
+            self._pool.yield_(entry.id)
+        for entry in [entry for entry in self._pool.rollouts.values() if entry.doomed is not None]:
+            self._bury(entry)
+
     def finish(self, rollout: str, reason: FinishReason) -> None:
         """A rollout has ended; off to the reward."""
         entry = self._pool.finish(rollout, reason, now())

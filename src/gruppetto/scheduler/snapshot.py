@@ -26,6 +26,8 @@ def snapshot(pool: Pool) -> dict[str, Any]:
     """JSON-able state of the pool."""
     if pool.num_running:
         raise TransitionError(f"{pool.num_running} rollouts are on engines; park them before a snapshot")
+    if pool.chunked() or any(entry.doomed for entry in pool.rollouts.values()):
+        raise TransitionError("rollouts are at the end of a chunk or given up; settle them before a snapshot")
     if pool.training or pool.committed:
         raise TransitionError("a batch is being trained on; publish its weights or give it back before a snapshot")
     ready = sorted((g for g in pool.groups.values() if g.ready_order is not None), key=lambda g: g.ready_order or 0)
@@ -36,7 +38,7 @@ def snapshot(pool: Pool) -> dict[str, Any]:
         "census": msgspec.to_builtins(pool.census, str_keys=True),
         "groups": [_group(group) for group in pool.groups.values()],
         "ready": [group.id for group in ready],
-        "queue": [entry.id for entry in pool.queue()],
+        "queue": [[entry.id, pool.line.resumed(entry)] for entry in pool.queue()],
         "deferred": [[_task(deferred.task), deferred.since] for deferred in pool.deferred],
     }
 
