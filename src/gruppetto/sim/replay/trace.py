@@ -121,7 +121,7 @@ class Trace:
         if self.unit != "tokens":
             raise UserError(
                 f"{self.path} holds text but no token counts, and {self.unit} cannot be simulated; "
-                "give characters_per_token (about 4 for English prose), or add a response_length to each row"
+                "write --characters-per-token N (about 4 for English prose), or add a response_length to each row"
             )
 
 
