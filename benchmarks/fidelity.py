@@ -26,6 +26,7 @@ from gruppetto.sim.replay.running import run_again
 
 SCHEDULERS = "sync,partial,layered:max_staleness=1"
 SEED = 0
+TIMES = ("schedule/makespan_s", "time/train_s", "time/step_s")
 
 
 def real_run(place: Path, scheduler: str, steps: int, model: Path) -> Path:
@@ -52,15 +53,13 @@ def real_run(place: Path, scheduler: str, steps: int, model: Path) -> Path:
 
 def figures(found: Fidelity) -> dict[str, Any]:
     """One run, measured and simulated."""
-    counts = {
-        side: [getattr(pair, side)["schedule/decode_steps"] for pair in found.steps]
-        for side in ("measured", "simulated")
-    }
-    seconds = {name: dict(zip(("measured", "simulated"), found.seconds(name), strict=True)) for name in TIMES}
+    pairs, counted = found.steps, "schedule/decode_steps"
+    counts = {"measured": [p.measured[counted] for p in pairs], "simulated": [p.simulated[counted] for p in pairs]}
+    seconds: dict[str, dict[str, float]] = {}
+    for name in TIMES:
+        measured, simulated = found.seconds(name)
+        seconds[name] = {"measured": measured, "simulated": simulated, "step_error": found.step_error(name)}
     return {"decode_steps": counts, "seconds": seconds, "fit_error": found.fit_error, "differences": found.differences}
-
-
-TIMES = ("schedule/makespan_s", "time/train_s", "time/step_s")
 
 
 def forecast(record: Path, scheduler: str, out: Path) -> float:
@@ -78,7 +77,8 @@ def show(name: str, found: dict[str, Any]) -> None:
     print("all steps the same" if not found["differences"] else found["differences"][0])
     for metric, pair in found["seconds"].items():
         error = pair["simulated"] / pair["measured"] - 1 if pair["measured"] else 0.0
-        print(f"  {metric:<22} {pair['measured']:.3f} s measured, {pair['simulated']:.3f} s simulated ({error:+.1%})")
+        both = f"{pair['measured']:.3f} s measured, {pair['simulated']:.3f} s simulated ({error:+.1%})"
+        print(f"  {metric:<22} {both}, single steps within {pair['step_error']:.0%}")
     print(f"  error of the fitted decode step: {found['fit_error'] or 0:.1%}")
 
 
