@@ -1,11 +1,14 @@
 """`auto`: after each step, which scheduling policy comes next.
 
     step 1        the rule, from the first estimates; nothing that masks or censors before four steps are in
-    step 1, 4, 9, 14 …   a forecast of the rule's choice, the present one and their neighbours, from the present state
-    switch        where the gain is above 3 % and twice its standard error, twice running (the first time at once)
+    step 1, 4 …   a forecast of the rule's choice, the present one, one of each kind and neighbours, from the present
+                  state; then every 5 steps, more rarely while the choice is confirmed
+    switch        where the gain is above 3 % and twice its standard error, twice running, or above 3 % three times
+                  running (up to step 4 at once)
     every step    the forecast's error; three in a row above 15 %, and the rule decides until the next good one
 
-What would discard more than .85 of `max_waste`, or age beyond the bound, is no candidate. Changing to what censors
+What would discard more than .85 of `max_waste` (the present choice: more than all of it), or age beyond the bound, is
+no candidate. Changing to what censors
 drains first: groups on their way are trained whole. Each decision is an event with its forecast. Source: our scheduling
 study, section 4; the online loop is ours.
 """
@@ -28,9 +31,16 @@ from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.rounds import Continuous
 
-EVERY = 5
 FIRST = (1, 4)
-"""Steps after which a forecast is made: these, and every so many from then on."""
+"""Steps after which a forecast is made for certain."""
+EVERY = 5
+"""Steps to the next one, twice as many each time that the present choice was confirmed."""
+MAX_PAUSE = 20
+ASK_ALL = 4
+"""Every so many forecasts nobody sits out."""
+FAR_BEHIND = 0.75
+MAX_OVER = 1.2
+"""Times `max_waste` beyond which a candidate sits out too."""
 STEPS_UNBIASED = 4
 GAIN = 0.03
 MARGIN = 0.85
@@ -62,12 +72,15 @@ class Chooser:
         """Waits for the pool to drain."""
         self._pending: asyncio.Task[list[Forecast]] | None = None
         self._asked: list[Choice] = []
-        self._leading: Choice | None = None
-        """Was ahead in the last forecast, and must be again."""
+        self._ahead: tuple[tuple[Choice, float, float], ...] = ()
+        """(best, gain over the present choice, its error) of the last forecasts."""
         self._forecast: Forecast | None = None
-        self._seen: list[float] = []
-        """Seconds of the steps since the last look at the forecast's error."""
+        self._seen: list[tuple[float, float]] = []
+        """(trained tokens, seconds) of the steps since the last look at the forecast's error."""
         self._errors = 0
+        self._pause, self._next_at, self._rounds = EVERY, FIRST[0], 1
+        self._out: set[Choice] = set()
+        """Far behind in an earlier forecast."""
         self.decisions: list[dict[str, Any]] = []
 
     @property
@@ -106,7 +119,7 @@ class Chooser:
 
     def _due(self) -> bool:
         count = self._estimates.count
-        return count in FIRST or (count > FIRST[-1] and (count - FIRST[-1]) % EVERY == 0)
+        return count in FIRST or count >= self._next_at
 
     def _limits(self) -> Limits:
         limits = self._settings.limits
@@ -117,7 +130,9 @@ class Chooser:
     def _candidates(self, fit: RateFit) -> list[Choice]:
         ruled = self._ruled(fit)
         history = self._loop.memory.defer_above is not None
-        return candidates(ruled, self._choice, self._limits(), history=history)[: self._settings.max_candidates]
+        tried = candidates(ruled, self._choice, self._limits(), history=history)
+        kept = [choice for choice in tried if choice not in self._out or choice in (ruled, self._choice)]
+        return kept[: self._settings.max_candidates]
 
     def _ruled(self, fit: RateFit) -> Choice:
         loop = self._loop
@@ -182,22 +197,49 @@ class Chooser:
         usable = {choice: answer for choice, answer in known.items() if self._usable(choice, answer)}
         if not usable:
             return
+        ruled = self._asked[1] if len(self._asked) > 1 else self._asked[0]
         best = max(usable, key=lambda choice: usable[choice].tokens_s)
+        if self._distrusted and ruled in usable:
+            best = ruled
         present = usable.get(self._choice)
         gain, error = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
-        early = self._estimates.count <= FIRST[-1]
-        clear = best != self._choice and gain > max(GAIN, 0.0 if early else error)
-        switch = clear and (early or present is None or self._leading == best)
-        self._leading = best if clear else None
+        switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain, error))
         self._note(known, best, gain, switch)
         if switch:
             self._go_to(best)
-        self._forecast = usable[best] if switch or best == self._choice else present
+        self._pace(known, best, switch)
+        self._expect(usable.get(self._choice))
+
+    def _pace(self, known: Mapping[Choice, Forecast], best: Choice, switch: bool) -> None:
+        """When to ask next, and whom not to ask: who was far behind sits out, until everybody is asked again."""
+        settled = best == self._choice and not switch and self._estimates.count > FIRST[-1]
+        self._pause = min(2 * self._pause, MAX_PAUSE) if settled else EVERY
+        self._next_at = self._estimates.count + (self._pause if self._estimates.count >= FIRST[-1] else 3)
+        lead = known[best].tokens_s
+        wasteful = MAX_OVER * self._settings.limits.max_waste
+        far = {c for c, answer in known.items() if answer.tokens_s < FAR_BEHIND * lead or answer.waste > wasteful}
+        self._out = set() if self._rounds % ASK_ALL == 0 else self._out | far
+        self._rounds += 1
+
+    def _expect(self, forecast: Forecast | None) -> None:
+        """What the coming steps are held against."""
+        self._forecast, self._seen = forecast, []
+
+    def _convinced(self, best: Choice, gain: float, error: float) -> bool:
+        """A gain above 3 % and twice its standard error, twice running; or above 3 % three times running. Before that
+        many steps are in, at once: what the run began with was not chosen by a forecast."""
+        self._ahead = (*self._ahead, (best, gain, error))[-3:]
+        if self._estimates.count <= FIRST[-1]:
+            return gain > GAIN
+        running = [gain for choice, gain, _ in self._ahead if choice == best and gain > GAIN]
+        certain = [gain for choice, gain, error in self._ahead[-2:] if choice == best and gain > max(GAIN, error)]
+        return len(running) == 3 or len(certain) == 2
 
     def _usable(self, choice: Choice, answer: Forecast) -> bool:
         limits = self._settings.limits
         fresh = choice.over_age == "mask" or answer.staleness <= limits.max_staleness
-        return not answer.failed and fresh and answer.waste <= MARGIN * limits.max_waste
+        room = 1.0 if choice == self._choice else MARGIN
+        return not answer.failed and fresh and answer.waste <= room * limits.max_waste
 
     def _go_to(self, choice: Choice) -> None:
         if choice.tail_batch is not None and self._choice.tail_batch is None and self._loop.pool.groups:
@@ -225,19 +267,26 @@ class Chooser:
     # -- looking back -------------------------------------------------------------------------------------------------
 
     def _check_forecast(self, metrics: Mapping[str, Any]) -> None:
-        """Compares what was forecast with what came; a forecast that is wrong again and again is not asked any more."""
-        if self._forecast is None or not self._forecast.step_s or not metrics["time/step_s"]:
+        """Compares what was forecast with what came, every few steps. Steps alternate between long and short, so that
+        only what is beyond twice the standard error counts as wrong."""
+        if self._forecast is None or not metrics["time/step_s"]:
             return
-        self._seen.append(metrics["time/step_s"])
+        self._seen.append((metrics["tokens/batch_trained"], metrics["time/step_s"]))
         if len(self._seen) < EVERY:
             return
-        error = sum(self._seen) / len(self._seen) / self._forecast.step_s - 1
-        self._tell("forecast_error", error=round(error, 4))
-        self._errors = self._errors + 1 if abs(error) > WRONG else 0
+        made = sum(tokens for tokens, _ in self._seen) / sum(seconds for _, seconds in self._seen)
+        error = self._forecast.tokens_s / made - 1 if made else float("inf")
+        doubt = self._forecast.doubt(EVERY)
+        wrong = abs(error) > max(WRONG, doubt)
+        self._errors = self._errors + 1 if wrong else 0
+        self._tell("forecast_error", error=round(error, 4), doubt=round(doubt, 4), wrong=wrong)
         self._seen = []
-        if self._errors >= STEPS_WRONG:
-            self._errors = 0
-            self._tell("notice", reason=f"the forecast was off by more than {WRONG:.0%} three times; the rule decides")
+        if self._errors == STEPS_WRONG:
+            self._tell("notice", reason=f"forecasts were off by more than {WRONG:.0%} three times; the rule decides")
+
+    @property
+    def _distrusted(self) -> bool:
+        return self._errors >= STEPS_WRONG
 
     def _note(self, known: Mapping[Choice, Forecast], best: Choice, gain: float, switch: bool) -> None:
         rows = [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
+from gruppetto.auto.learned import Remembered
 from gruppetto.auto.present import LiveGroup, Present, fill
 from gruppetto.clock import run_virtual
 from gruppetto.controller import Controller, Stages
@@ -20,6 +21,7 @@ from gruppetto.record.base import NullRecorder
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.posterior import Siblings, sample_remaining
 from gruppetto.scheduler.entries import RolloutEntry
+from gruppetto.scheduler.policies.base import SchedulingPolicy
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.demand import Plan, Plans
@@ -52,7 +54,7 @@ class Question:
 class Forecast:
     """A candidate's next steps, the first ones (which only lead into it) left out."""
 
-    candidate: Composed
+    candidate: SchedulingPolicy
     tokens_s: float = 0.0
     """Trained tokens a second."""
     groups_s: float = 0.0
@@ -60,18 +62,29 @@ class Forecast:
     waste: float = 1.0
     """Share of generated tokens that are masked or dropped."""
     staleness: int = 0
-    per_step: tuple[float, ...] = ()
-    """Trained tokens a second, step by step."""
+    per_step: tuple[tuple[float, float], ...] = ()
+    """(trained tokens, seconds) step by step."""
     failed: str = ""
     """Why there is no forecast."""
+
+    def doubt(self, steps: int) -> float:
+        """Twice the relative standard error of so many steps' trained tokens a second."""
+        rest = self._residuals()
+        return 2 * stdev(rest) / math.sqrt(steps) if len(rest) > 1 else 0.0
 
     def better_than(self, other: Forecast) -> tuple[float, float]:
         """(relative gain in trained tokens a second, twice the standard error of the paired difference)."""
         gain = self.tokens_s / other.tokens_s - 1 if other.tokens_s else float("inf")
-        pairs = [a - b for a, b in zip(self.per_step, other.per_step, strict=False)]
-        if len(pairs) < 2 or not other.tokens_s:
-            return gain, 0.0
-        return gain, 2 * stdev(pairs) / len(pairs) ** 0.5 / other.tokens_s
+        pairs = [a - b for a, b in zip(self._residuals(), other._residuals(), strict=False)]
+        return gain, 2 * stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else 0.0
+
+    def _residuals(self) -> list[float]:
+        """Each step's trained tokens beyond what its seconds would give at the overall rate, over the mean step's: long
+        and short steps alternate, so that the steps' own rates scatter far more than the rate of all of them."""
+        if len(self.per_step) < 2 or not self.tokens_s:
+            return []
+        usual = self.tokens_s * self.step_s
+        return [(tokens - self.tokens_s * seconds) / usual for tokens, seconds in self.per_step]
 
 
 def forecast(question: Question, candidate: Composed, steps: int, skip: int) -> Forecast:
@@ -94,6 +107,7 @@ def forecast(question: Question, candidate: Composed, steps: int, skip: int) -> 
 
 def forecast_all(question: Question, candidates: Sequence[Composed], steps: int, skip: int) -> list[Forecast]:
     """One forecast a candidate, in their order."""
+    question = replace(question, demand=Remembered(question.demand))
     return [forecast(question, candidate, steps, skip) for candidate in candidates]
 
 
@@ -126,7 +140,7 @@ async def _run(question: Question, candidate: Composed, steps: int, skip: int) -
         await engine.commit_update(version, 0)
         await engine.resume()
         loop.pool.seating[seat.name].version = version
-    counting = _Counting(world.stages, spec.steps)
+    counting = StepTotals(world.stages, spec.steps)
     await world.run(counting)
     return counting.forecast(candidate, skip)
 
@@ -179,11 +193,13 @@ def _log_sum(lengths: Sequence[int]) -> float:
     return sum(math.log(max(1, length)) for length in lengths)
 
 
-class _Counting(Controller):
-    """A controller that keeps totals of each step instead of records."""
+class StepTotals(Controller):
+    """A controller that keeps totals of each step instead of records; `learns`: somebody looks at each step's metrics
+    (a `Chooser`), so the few of them that it reads are made."""
 
-    def __init__(self, stages: Stages, steps: int) -> None:
+    def __init__(self, stages: Stages, steps: int, *, learns: bool = False) -> None:
         super().__init__(stages, steps=steps)
+        self._learns = learns
         self._rows: list[tuple[float, int, int, int, int]] = []
 
     def _record(self, facts: StepFacts) -> dict[str, object]:
@@ -203,9 +219,13 @@ class _Counting(Controller):
                         stale = max(stale, age)
         dropped = sum(m.tokens for group, _ in facts.dropped for m in group.members)
         self._rows.append((facts.seconds["step"], trained, masked, dropped, stale))
-        return {}
+        if not self._learns:
+            return {}
+        self._lengths.measure(facts.work)
+        seconds = {f"time/{name}_s": value for name, value in facts.seconds.items()}
+        return {**seconds, "tokens/batch_trained": trained, "waste/masked_share": masked / max(1, trained + masked)}
 
-    def forecast(self, candidate: Composed, skip: int) -> Forecast:
+    def forecast(self, candidate: SchedulingPolicy, skip: int) -> Forecast:
         """The totals after the first `skip` steps."""
         rows = self._rows[skip:] or self._rows
         if not rows:
@@ -219,7 +239,7 @@ class _Counting(Controller):
             step_s=fmean(row[0] for row in rows),
             waste=(masked + dropped) / max(1, trained + masked + dropped),
             staleness=max(row[4] for row in rows),
-            per_step=tuple(row[1] / row[0] if row[0] else 0.0 for row in rows),
+            per_step=tuple((row[1], row[0]) for row in rows),
         )
 
 

@@ -45,6 +45,30 @@ class Learned:
         return self.tool_s[int(uniform(seed, "tool", group, member, call) * len(self.tool_s))]
 
 
+class Remembered:
+    """A workload whose answers are kept, for runs that ask for the same rollouts again and again."""
+
+    def __init__(self, demand: Demand) -> None:
+        self._demand = demand
+        self._lengths: dict[tuple[int, int, int, TaskKey], int] = {}
+        self._turns: dict[tuple[int, int, int, TaskKey], tuple[Turn, ...]] = {}
+
+    def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
+        return self._demand.prompt(seed, group, task)
+
+    def length(self, seed: int, group: int, member: int, task: TaskKey = None) -> int:
+        key = (seed, group, member, task)
+        if key not in self._lengths:
+            self._lengths[key] = self._demand.length(*key)
+        return self._lengths[key]
+
+    def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
+        key = (seed, group, member, task)
+        if key not in self._turns:
+            self._turns[key] = self._demand.turns(*key)
+        return self._turns[key]
+
+
 def lengths_of(groups: Sequence[Sequence[int]], cap: int) -> Demand | None:
     """Lengths like those of `groups`; None where there are too few to tell."""
     kept = [group for group in groups if group]
