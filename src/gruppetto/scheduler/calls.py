@@ -193,10 +193,11 @@ class RolloutCalls:
         """Lockstep: all events that the last decisions and one turn of the engines cause, in the rollouts' order.
 
         Engines decode only while what the scheduler takes to be running is exactly what they hold and no score or tool
-        is open, so an event never depends on which thread was faster. `stall_s` as for `events`.
+        is open, so an event never depends on which thread was faster; `poke` is heard when nobody has anything to do.
+        `stall_s` as for `events`.
         """
         self._patience.begin(stall_s)
-        while not (self._poked or self._crash) and (self._busy() or not self._collected):
+        while not self._crash and (self._turn or self._busy() or not (self._collected or self._poked)):
             self._patience.check()
             if self._in_between():
                 await asyncio.sleep(0)
