@@ -145,7 +145,7 @@ def test_every_cause_of_the_meter_has_a_meaning():
 
 
 def test_command_prints_text_and_the_same_as_json(run, capsys, tmp_path):
-    assert main(["explain", str(run), "--json", "-"]) == 0
+    assert main(["explain", str(run), "--no-replay", "--json", "-"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads(json.dumps(explain(run)))
     assert main(["explain", str(run), "--step", "1", "--json", str(tmp_path / "x.json")]) == 0
@@ -153,10 +153,70 @@ def test_command_prints_text_and_the_same_as_json(run, capsys, tmp_path):
     assert json.loads((tmp_path / "x.json").read_text())["steps"] == [1]
 
 
-def test_replays_are_passed_through(run):
-    found = explain(run, replays={"layered": {"step_s": 12.5}, "sync": {"step_s": 45.0}})
-    assert found["replays"]["layered"] == {"step_s": 12.5}
-    assert "  layered  step_s 12.5\n  sync     step_s 45" in to_text(found)
+def figures(step_s, tokens_per_s, **more):
+    return {"step_s": step_s, "tokens_per_s": tokens_per_s, "staleness_max": 0, "masked": 0.0, "censors": False} | more
+
+
+def outcome(changes, in_place=(), **schedules):
+    """A replayer's answer: as run 50 s and 1,000 tokens/s; every change the same, unless told otherwise."""
+    same = {change.name: figures(50.0, 1000.0) for change in changes}
+    given = {change.name: schedules[key] for change in changes for key in schedules if key in change.name}
+    return {
+        "steps": 2,
+        "measured": figures(48.0, 1010.0),
+        "as_run": figures(50.0, 1000.0),
+        "schedules": same | given,
+        "in_place": [change.name for change in changes if change.whole or change.name in in_place],
+    }
+
+
+def test_replays_say_what_each_change_would_have_saved(run):
+    def replayer(folder, changes, rows):
+        assert folder == run
+        assert len(rows) == 3
+        return outcome(changes, mask=figures(25.0, 1800.0, staleness_max=1, masked=0.2))
+
+    found = explain(run, replay=replayer)
+    mask = next(entry for entry in found["replays"]["schedules"] if "mask" in entry["name"])
+    assert (mask["saved"], round(mask["gained"], 6), mask["whole"]) == (0.5, 0.8, True)
+    text = to_text(found)
+    assert "As it was: 50 s a step (measured: 48 s), 1,000 trained tokens/s." in text
+    assert "25 s a step (-50%), 1,800 trained tokens/s (+80%), up to 1 version old, 20% of the tokens masked" in text
+    assert '[scheduler]\n       type = "layered"\n       max_staleness = 1\n       over_age = "mask"' in text
+    assert 'in place of the table [scheduler]:\n       [scheduler]\n       type = "layered"' in text
+
+
+def test_a_suggestion_is_replayed_as_its_lines_say(run):
+    tried = {}
+
+    def replayer(folder, changes, rows):
+        tried.update({change.name: change for change in changes})
+        return outcome(changes, in_place=["suggestion 2"], suggestion=figures(30.0, 1500.0))
+
+    found = explain(run, replay=replayer)
+    first = found["advice"][1]
+    assert found["advice"][0]["replay"] is None  # deferral by history: a replay knows no earlier epochs
+    assert tried["suggestion 2"].lines == tuple(first["lines"])
+    assert tried["suggestion 2"].settings[0] == 'scheduler.type="layered"'
+    assert first["replay"]["gained"] == 0.5
+    text = to_text(found)
+    assert "In run.toml, in place of the table [scheduler]:" in text
+    assert "In a replay: 30 s a step (-40%), 1,500 trained tokens/s (+50%), strictly on-policy." in text
+
+
+def test_gains_within_noise_and_gains_that_censor_are_not_put_forward(run):
+    def replayer(folder, changes, rows):
+        return outcome(changes, mask=figures(20.0, 3000.0, censors=True), wait=figures(49.0, 1020.0))
+
+    text = to_text(explain(run, replay=replayer))
+    assert "None of these gains more than 3% in trained tokens/s, which is noise." in text
+    assert "The most trained tokens a second" not in text
+
+
+def test_no_replays_of_a_single_step_nor_where_there_is_a_reason_against(run):
+    assert explain(run, 1, replay=lambda *_: pytest.fail("asked"))["replays"] is None
+    found = explain(run, replay=lambda *_: {"skipped": "it is too large"})
+    assert "  None: it is too large." in to_text(found)
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

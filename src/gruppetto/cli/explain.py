@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gruppetto.errors import UserError
+
+if TYPE_CHECKING:
+    from gruppetto.record.explain import Replayer
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,6 +22,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, of a real run or of a simulated one")
     parser.add_argument("--step", type=int, metavar="N", help="one step instead of all")
+    parser.add_argument(
+        "--no-replay", action="store_true", help="do not run the rollouts again under other scheduling policies"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the same as JSON (- = standard output, without the text)")
     parser.set_defaults(run=run)
 
@@ -27,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from gruppetto.record.explain import explain, to_text
     from gruppetto.record.lines import to_json
 
-    explanation = explain(args.run_folder, args.step)
+    explanation = explain(args.run_folder, args.step, None if args.no_replay else _replayer())
     text = to_json(explanation).decode() + "\n"
     if args.json == "-":
         print(text, end="")
@@ -39,3 +46,9 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--json {args.json} cannot be written: {error.strerror}; write another path") from None
     print(to_text(explanation), end="")
     return 0
+
+
+def _replayer() -> Replayer:
+    from gruppetto.sim.replay.instead import instead
+
+    return instead

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gruppetto.record.explain import sections
 from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
+from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
 
@@ -28,16 +29,18 @@ EXPECTED = (
 )
 """Names that a record of today has; older ones lack some."""
 
+Replayer = Callable[[Path, Sequence[Candidate], Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""(run folder, what to try, metrics lines) -> what the replays gave."""
+
 WORST = 3
 """Steps of a whole run whose last rollouts are named."""
 
 
-def explain(
-    run: str | Path, step: int | None = None, replays: Mapping[str, Mapping[str, float]] | None = None
-) -> dict[str, Any]:
+def explain(run: str | Path, step: int | None = None, replay: Replayer | None = None) -> dict[str, Any]:
     """What held up a step, or all steps of a run. Seconds, shares in [0, 1], names as in metrics.jsonl.
 
-    `replays`: what other schedules would have made of the same rollouts, name: figures; passed through for the text.
+    `replay` runs other schedules on the same rollouts (see `replays.join` for what it returns); asked for whole runs
+    only.
     Raises `UserError` for what is no run folder, for a run without a step and for a step that it does not have.
     """
     record = read_run(run)
@@ -62,14 +65,17 @@ def explain(
             rows, record.before(rows[0]["step"]), [r for some in finals.values() for r in some]
         ),
         "staleness": sections.staleness(rows),
-        "replays": {name: dict(figures) for name, figures in replays.items()} if replays else None,
+        "replays": None,
     }
     measured = _measured(explanation)
     explanation["advice"] = [
         {"why": advice.why, "lines": list(advice.lines), "price": advice.price}
         for advice in advise(measured, record.config)
     ]
-    return explanation
+    if replay is None or step is not None:
+        return explanation
+    tried = candidates(explanation)
+    return join(explanation, replay(record.path, tried, record.rows), tried)
 
 
 def _length(row: Mapping[str, Any]) -> float:

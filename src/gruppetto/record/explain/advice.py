@@ -192,7 +192,7 @@ def _trainer(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
     if measured.share("trainer") >= 0.2 and not config.get("scheduler", {}).get("stream"):
         yield Advice(
             why=f"{measured.share('trainer'):.0%} of the engine-seconds: the engines waited for the trainer",
-            lines=_lines("scheduler", type="layered", stream=True),
+            lines=_lines("scheduler", stream=True),
             price="none: gradients of finished groups are summed while the tail runs, one optimizer step at the end",
             weight=measured.share("trainer"),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gruppetto.record.explain.replays import best, gain_words
+
 LISTED = 3
 """Last rollouts that are listed of a step."""
 
@@ -70,13 +72,20 @@ def _section(title: str, section: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {sentence}" for sentence in section["says"])
 
 
-def _replays(replays: Mapping[str, Mapping[str, float]] | None) -> Iterator[str]:
-    if not replays:
+def _replays(replays: Mapping[str, Any] | None) -> Iterator[str]:
+    """Every replay in a line, and the lines to write for the best."""
+    if replays is None:
         return
     yield "What other schedules would have made of these rollouts"
-    width = max(len(name) for name in replays)
-    for name, figures in replays.items():
-        yield f"  {name:<{width}}  " + "  ".join(f"{figure} {value:,.4g}" for figure, value in figures.items())
+    yield from (f"  {sentence}" for sentence in replays["says"])
+    schedules = sorted(replays["schedules"], key=lambda entry: -entry["gained"])
+    width = max((len(entry["name"]) for entry in schedules), default=0)
+    yield from (f"  {entry['name']:<{width}}  {gain_words(entry)}" for entry in schedules)
+    top = best(schedules)
+    if top is not None:
+        where = "in place of the table [scheduler]" if top["whole"] else f"{top['name']} below"
+        yield f"  The most trained tokens a second: in run.toml, {where}:"
+        yield from (f"       {line}" for line in top["lines"])
 
 
 def _advice(advice: Sequence[Mapping[str, Any]], has_causes: object) -> Iterator[str]:
@@ -85,9 +94,12 @@ def _advice(advice: Sequence[Mapping[str, Any]], has_causes: object) -> Iterator
         yield "  Nothing that the rules know of." if has_causes else "  The record says too little to tell."
     for number, entry in enumerate(advice, start=1):
         why = entry["why"][:1].upper() + entry["why"][1:]
-        yield f"  {number}. {why}. In run.toml:"
+        whole = ", in place of the table [scheduler]" if (entry.get("replay") or {}).get("whole") else ""
+        yield f"  {number}. {why}. In run.toml{whole}:"
         yield from (f"       {line}" for line in entry["lines"])
         yield f"     Price: {entry['price']}."
+        if entry.get("replay"):
+            yield f"     In a replay: {gain_words(entry['replay'])}."
 
 
 def _missing(names: Sequence[str]) -> Iterator[str]:

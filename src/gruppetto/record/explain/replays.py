@@ -1,0 +1,131 @@
+"""What the run would have been under other scheduling policies: which to try, and what their replays say.
+
+Pure: who runs the replays hands the figures in. Promises: gains are against the replay of the run as it was, never
+against what was measured, so that an error of the fitted prices is on both sides; nothing that censors is put forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+NOISE = 0.03
+"""Gains below this are noise (our scheduling study)."""
+
+ENTRIES = (
+    "layered:max_staleness=0",
+    'layered:max_staleness=1:over_age="wait":depth=1.25',
+    'layered:max_staleness=1:over_age="mask":depth=1.5',
+    'layered:max_staleness=4:over_age="wait":depth=1.5',
+)
+"""Whole policies that are tried beside what the rules suggest; none censors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A change of run.toml: its lines, in place of the whole [scheduler] table (`whole`) or over what is there."""
+
+    name: str
+    lines: tuple[str, ...]
+    whole: bool
+
+    @property
+    def settings(self) -> list[str]:
+        """The same as `key=value` of a command line."""
+        found, table = [], ""
+        for line in self.lines:
+            key, equals, value = line.partition(" = ")
+            table = table if equals else line.strip("[]")
+            if equals:
+                found.append(f"{table}.{key}={value}")
+        return found
+
+
+def candidates(explanation: Mapping[str, Any]) -> list[Candidate]:
+    """What to try: what the rules suggest for [scheduler], and `ENTRIES`. Deferral by history is left out: a replay
+    knows no earlier epochs."""
+    advised = [
+        Candidate(f"suggestion {number}", tuple(entry["lines"]), whole=False)
+        for number, entry in enumerate(explanation["advice"], start=1)
+        if entry["lines"][0] == "[scheduler]" and not any(line.startswith("defer_steps") for line in entry["lines"])
+    ]
+    return [*advised, *(Candidate(entry.replace('"', ""), _lines(entry), whole=True) for entry in ENTRIES)]
+
+
+def _lines(entry: str) -> tuple[str, ...]:
+    preset, *options = entry.split(":")
+    return ("[scheduler]", f'type = "{preset}"', *(option.replace("=", " = ", 1) for option in options))
+
+
+def join(explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequence[Candidate]) -> dict[str, Any]:
+    """The explanation with the replays in it.
+
+    `outcome`: `steps`; `as_run` and `measured` (None: not known), figures of the run; `schedules`, figures by the
+    candidate's name, without those that were refused; `in_place`, the names of those that had to stand in place of the
+    whole table; or only `skipped`, why there are no replays.
+    """
+    if "skipped" in outcome:
+        return {**explanation, "replays": {"schedules": [], "says": [f"None: {outcome['skipped']}."]}}
+    base = outcome["as_run"]
+    found = [
+        _schedule(replace(candidate, whole=candidate.name in outcome["in_place"]), outcome["schedules"], base)
+        for candidate in tried
+        if candidate.name in outcome["schedules"]
+    ]
+    by_name = {entry["name"]: entry for entry in found}
+    advice = [
+        {**entry, "replay": by_name.get(f"suggestion {number}")}
+        for number, entry in enumerate(explanation["advice"], start=1)
+    ]
+    replays = {
+        "steps": outcome["steps"],
+        "measured": outcome["measured"],
+        "as_run": base,
+        "schedules": found,
+    }
+    return {**explanation, "advice": advice, "replays": {**replays, "says": list(_words(replays))}}
+
+
+def _schedule(candidate: Candidate, schedules: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Shares: `saved` of the seconds a step, `gained` in trained tokens a second."""
+    figures = schedules[candidate.name]
+    return {
+        "name": candidate.name,
+        "lines": list(candidate.lines),
+        "whole": candidate.whole,
+        "saved": 1 - figures["step_s"] / base["step_s"] if base["step_s"] else 0.0,
+        "gained": figures["tokens_per_s"] / base["tokens_per_s"] - 1 if base["tokens_per_s"] else 0.0,
+        "figures": dict(figures),
+    }
+
+
+def best(schedules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The one with the most trained tokens a second, where that is more than noise."""
+    fair = [entry for entry in schedules if not entry["figures"].get("censors")]
+    top = max(fair, key=lambda entry: float(entry["gained"]), default=None)
+    return top if top is not None and top["gained"] > NOISE else None
+
+
+def _words(replays: Mapping[str, Any]) -> Iterator[str]:
+    base, measured, steps = replays["as_run"], replays["measured"], replays["steps"]
+    beside = "" if measured is None else f" (measured: {measured['step_s']:,.3g} s)"
+    yield (
+        f"The same rollouts again on virtual time, {steps} steps. As it was: {base['step_s']:,.3g} s a step{beside}, "
+        f"{base['tokens_per_s']:,.0f} trained tokens/s."
+    )
+    top = best(replays["schedules"])
+    if top is None:
+        yield f"None of these gains more than {NOISE:.0%} in trained tokens/s, which is noise."
+
+
+def gain_words(entry: Mapping[str, Any]) -> str:
+    """What one replay says, in a sentence without its end."""
+    figures = entry["figures"]
+    masked = f", {figures['masked']:.0%} of the tokens masked" if figures.get("masked") else ""
+    stale = figures.get("staleness_max") or 0
+    age = "strictly on-policy" if not stale else f"up to {stale} version{'' if stale == 1 else 's'} old"
+    return (
+        f"{figures['step_s']:,.3g} s a step ({-entry['saved']:+.0%}), {figures['tokens_per_s']:,.0f} trained tokens/s "
+        f"({entry['gained']:+.0%}), {age}{masked}"
+    )
