@@ -168,7 +168,9 @@ def test_figures_are_sums_over_the_steps_after_the_warm_up(tmp_path):
             "rollouts/trained": 8 * (step + 1),
             "schedule/makespan_s": 8.0,
             "schedule/bound_s": 4.0 * step or 5.0,
-            "schedule/window_bound_s": 2.0,
+            "schedule/window_bound_s": 2.0 if step == 1 else None,
+            "schedule/critical_path_s": 6.0 * step,
+            "schedule/area_s": 2.0,
             "engine_s/total": 100.0,
             "engine_s/tail": 20.0,
             "engine_s/sync": 25.0,
@@ -184,7 +186,8 @@ def test_figures_are_sums_over_the_steps_after_the_warm_up(tmp_path):
     found = figures(tmp_path, warm_up=1)
     assert found["groups_per_s"] == pytest.approx(2 * 2 / 20)
     assert found["excess"] == pytest.approx(16 / 12 - 1)
-    assert found["window_excess"] == pytest.approx(16 / 4 - 1)
+    assert found["window_excess"] == pytest.approx(8 / 2 - 1)
+    assert found["rho"] == pytest.approx((6 + 12) / 4)
     assert (found["masked"], found["dropped"]) == (pytest.approx(40 / 200), pytest.approx(40 / 200))
     assert (found["staleness_mean"], found["on_policy"]) == (pytest.approx(40 / 120), pytest.approx(90 / 120))
     assert list(found["idle"].items()) == [("sync", 0.25), ("tail", 0.2)]

@@ -121,6 +121,3 @@ def write_figures(results: Mapping[str, Mapping[str, Any]], target: str) -> None
         Path(target).write_text(text)
     except OSError as error:
         raise UserError(f"--json {target} cannot be written: {error.strerror}; write another path") from None
-
-
-_print = print_table

@@ -1,7 +1,7 @@
 """Runs side by side: the entries of `--compare`, and what each scheduling policy made of the same rollouts.
 
-Owns the figures of a run folder and their columns. Promise: every figure is a sum over the same steps divided once,
-never a mean of ratios; what a record does not have is None and printed as "-".
+Owns the figures of a run folder and their columns. Promise: every figure (but the ICC) is a sum over the same steps
+divided once, never a mean of ratios; what a record does not have is None and printed as "-".
 """
 
 from __future__ import annotations
@@ -112,15 +112,26 @@ def figures(run: Path, warm_up: int = WARM_UP) -> dict[str, Any]:
 
 def _bounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Makespan against the bound and against the window figure, and what says which choice can win."""
-    makespan, bound, window = (_sum(rows, f"schedule/{name}") for name in ("makespan_s", "bound_s", "window_bound_s"))
+    makespan_s, bound_s = (_sum(rows, f"schedule/{name}") / len(rows) for name in ("makespan_s", "bound_s"))
     return {
-        "makespan_s": makespan / len(rows),
-        "bound_s": bound / len(rows) if bound else None,
-        "excess": makespan / bound - 1 if bound else None,
-        "window_excess": makespan / window - 1 if window else None,
-        "rho": _mean(rows, "schedule/rho"),
+        "makespan_s": makespan_s,
+        "bound_s": bound_s or None,
+        "excess": _excess(rows, "bound_s"),
+        "window_excess": _excess(rows, "window_bound_s"),
+        "rho": _ratio(rows, "critical_path_s", "area_s"),
         "icc": _mean(rows, "schedule/icc"),
     }
+
+
+def _excess(rows: Sequence[Mapping[str, Any]], bound: str) -> float | None:
+    ratio = _ratio(rows, "makespan_s", bound)
+    return ratio - 1 if ratio is not None else None
+
+
+def _ratio(rows: Sequence[Mapping[str, Any]], name: str, reference: str) -> float | None:
+    """The one over the other, both summed over the steps that have both; None where none has."""
+    both = [row for row in rows if row.get(f"schedule/{name}") and row.get(f"schedule/{reference}")]
+    return _sum(both, f"schedule/{name}") / _sum(both, f"schedule/{reference}") if both else None
 
 
 def _idle(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
