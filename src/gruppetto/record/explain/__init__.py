@@ -52,6 +52,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
     explanation: dict[str, Any] = {
         "run": str(record.path),
         "scheduler": record.config.get("scheduler", {}),
+        "placement": record.config.get("run", {}).get("placement"),
         "steps": [row["step"] for row in rows],
         "seconds": sections.total(rows, "time/step_s"),
         "missing": lacking(rows, EXPECTED),

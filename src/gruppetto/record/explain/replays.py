@@ -107,6 +107,11 @@ def best(schedules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return top if top is not None and top["gained"] > NOISE else None
 
 
+def is_worth_it(entry: Mapping[str, Any]) -> bool:
+    """More trained tokens a second, or shorter steps at as many; beyond noise."""
+    return bool(entry["gained"] > NOISE or (entry["saved"] > NOISE and entry["gained"] > -NOISE))
+
+
 def _words(replays: Mapping[str, Any]) -> Iterator[str]:
     base, measured, steps = replays["as_run"], replays["measured"], replays["steps"]
     beside = "" if measured is None else f" (measured: {measured['step_s']:,.3g} s)"

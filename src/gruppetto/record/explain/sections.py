@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 MEANING = {
     "decode": "slots that made tokens",
     "prefill": "prompts and resumed contexts read in",
-    "tail": "empty slots while the last rollouts ran and nothing was left to start",
+    "tail": "empty slots while the last rollouts ran and nothing was left that might start",
     "tool": "empty slots of rollouts that were in a tool call",
     "reward": "nothing ran: the last rewards were awaited",
     "sync": "new weights on their way to the engines",
@@ -60,7 +60,10 @@ def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
     whole = total(rows, "engine_s/total")
     if not whole:
         return {"total_s": None, "causes": [], "says": []}
-    found = [(cause, total(rows, f"engine_s/{cause}") or 0.0) for cause in MEANING]
+    seconds_of = {cause: total(rows, f"engine_s/{cause}") or 0.0 for cause in MEANING}
+    if not _kv_limited(config):  # then slots were free and their engine could not take what was queued
+        seconds_of["queue"] += seconds_of.pop("kv_full")
+    found = list(seconds_of.items())
     causes = [
         {"cause": cause, "seconds": seconds, "share": seconds / whole, "meaning": MEANING[cause]}
         for cause, seconds in sorted(found, key=lambda item: -item[1])
@@ -73,6 +76,11 @@ def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
         says.append(f"The largest other part is {idle[0]['cause']}, {idle[0]['share']:.0%}: {idle[0]['meaning']}.")
     says += _too_few(config)
     return {"total_s": whole, "causes": causes, "says": says}
+
+
+def _kv_limited(config: Row) -> bool:
+    """Whether KV can be full before the slots are: not on the embedded engine, whose slots have a context each."""
+    return config.get("engine", {}).get("type") != "embedded" or bool(config.get("sim", {}).get("kv_tokens"))
 
 
 def _too_few(config: Row) -> Iterable[str]:

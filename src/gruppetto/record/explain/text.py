@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gruppetto.record.explain.replays import best, gain_words
+from gruppetto.record.explain.replays import best, gain_words, is_worth_it
 
 LISTED = 3
 """Last rollouts that are listed of a step."""
@@ -35,7 +35,8 @@ def _title(explanation: Mapping[str, Any]) -> Iterator[str]:
     steps, seconds = explanation["steps"], explanation["seconds"]
     shown = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     took = "" if seconds is None else f", {seconds:,.1f} s"
-    yield f"{explanation['run']}: {shown}{took}, scheduler {explanation['scheduler'].get('type', 'unknown')}"
+    placed = f", {explanation['placement']}" if explanation.get("placement") else ""
+    yield f"{explanation['run']}: {shown}{took}, scheduler {explanation['scheduler'].get('type', 'unknown')}{placed}"
 
 
 def _held_up(steps: Sequence[Mapping[str, Any]]) -> Iterator[Iterator[str]]:
@@ -93,13 +94,18 @@ def _advice(advice: Sequence[Mapping[str, Any]], has_causes: object) -> Iterator
     if not advice:
         yield "  Nothing that the rules know of." if has_causes else "  The record says too little to tell."
     for number, entry in enumerate(advice, start=1):
+        replay = entry.get("replay")
+        if replay and not is_worth_it(replay):
+            yield f"  {number}. The rules suggest {', '.join(entry['lines'][1:])}; its replay gains nothing here:"
+            yield f"     {gain_words(replay)}."
+            continue
         why = entry["why"][:1].upper() + entry["why"][1:]
-        whole = ", in place of the table [scheduler]" if (entry.get("replay") or {}).get("whole") else ""
+        whole = ", in place of the table [scheduler]" if replay and replay["whole"] else ""
         yield f"  {number}. {why}. In run.toml{whole}:"
         yield from (f"       {line}" for line in entry["lines"])
         yield f"     Price: {entry['price']}."
-        if entry.get("replay"):
-            yield f"     In a replay: {gain_words(entry['replay'])}."
+        if replay:
+            yield f"     In a replay: {gain_words(replay)}."
 
 
 def _missing(names: Sequence[str]) -> Iterator[str]:

@@ -4,8 +4,9 @@
                    steps had one batch size, a step is taken to cost the same at every size
     between steps  with one engine that shares its machine with the trainer: what is left of the generating time, by
                    decode step (the scheduler's turn, verifiers in lockstep, handing over)
-    prefill        seconds over the tokens that rollouts brought to their starts; prompts have the mean of what was
-                   prefilled at a start, so that a prompt that siblings share costs once
+    prefill        prompts have the mean of what was prefilled at a start of the first step, so that a prompt that
+                   siblings share costs once; seconds over the tokens that rollouts brought to their starts, or, where
+                   weights change under live rollouts, over what was prefilled
     trainer        seconds over tokens of samples;   publish, switch   the mean
 
 The first step is left out where there are `ENOUGH` more: it warms up.
@@ -49,12 +50,14 @@ class Prices:
 
 def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Prices:
     """From metrics lines and the starts of rollouts on engines."""
+    prompt = _prompt(rows[:1], [start.tokens for start in starts if start.version < rows[0]["version"]])
     if len(rows) > ENOUGH:
         rows = rows[1:]
     first = rows[0]["version"] - 1
     held = [start.tokens for start in starts if first <= start.version < rows[-1]["version"]]
     decode = _decode(rows, config)
-    prompt = _prompt(rows, held)
+    colocated = config.get("run", {}).get("placement", "colocated") == "colocated"
+    brought = (prompt or 0) * len(held) + sum(held) if colocated else _sum(rows, "perf/prefill_tokens")
     if decode is None:
         words = ("the record does not say how fast its engines decode: [sim] of its config is taken",)
         return Prices(sim={}, prompt_tokens=prompt, error=None, words=words)
@@ -66,7 +69,7 @@ def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Pri
         "decode_compute_s": 0.0,
         "decode_kv_s": 0.0,
         "decode_row_s": row,
-        "prefill_token_s": _ratio(_sum(rows, "time/prefill_s"), (prompt or 0) * len(held) + sum(held)),
+        "prefill_token_s": _ratio(_sum(rows, "time/prefill_s"), brought),
         "train_step_s": 0.0,
         "train_token_s": _ratio(_sum(rows, "time/train_s"), _trained(rows, prompt or 0)),
         "publish_s": _ratio(_sum(rows, "time/publish_s"), len(rows)),
@@ -118,7 +121,7 @@ def _between(rows: Sequence[Row], config: Row) -> float:
 
 
 def _prompt(rows: Sequence[Row], held: Sequence[int]) -> int | None:
-    """Prompt tokens that were prefilled at a start, on average; what a resumed rollout had made is not counted."""
+    """Prompt tokens that were prefilled at a start, on average; what a rollout had made already is not counted."""
     prefilled = _sum(rows, "perf/prefill_tokens")
     if not held or not prefilled:
         return None
