@@ -205,6 +205,22 @@ def test_choices_that_do_not_go_together_are_refused_at_once(here, capsys):
         assert any(line.startswith("error: scheduler.versions: versions = 'own' needs engines") for line in found)
 
 
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        (["scheduler.depth=2"], ["depth"]),
+        (["scheduler.rounds=2", "scheduler.over_members=1.5", "scheduler.defer_steps=4"], ["rounds"]),
+        (
+            ["scheduler.boundary=frozen", "scheduler.over_members=2", "scheduler.defer_steps=4", "scheduler.rounds=2"],
+            ["over_members", "defer_steps"],
+        ),
+    ],
+)
+def test_settings_without_a_use_are_refused(here, capsys, settings, idle):
+    assert main(["config", "run.toml", "scheduler.type=tail_batch", *settings]) == 2
+    assert [line.split()[1] for line in err(capsys)] == [f"scheduler.{name}" for name in idle]
+
+
 def test_diff_shows_what_differs_with_both_origins(here, capsys):
     Path("b.toml").write_text('extends = "run.toml"\n[scheduler]\ntype = "partial"\n[rollout]\ngroup_size = 8\n')
     assert main(["config", "--diff", "run.toml", "b.toml"]) == 0

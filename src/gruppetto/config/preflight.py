@@ -138,6 +138,21 @@ def _scheduler(config: Config) -> Iterator[str]:
         build_policy(config)
     except UserError as error:
         yield from str(error).splitlines()
+    chosen = {name for name, value in config.scheduler.model_dump().items() if value is not None}
+    for name, why in _idle(config.scheduler.type, frozen=config.scheduler.boundary == "frozen"):
+        if name in chosen:
+            yield f'scheduler.{name} has no use with {why}; leave it out (scheduler.{name} = "none" unsets it)'
+
+
+def _idle(preset: str, *, frozen: bool) -> Iterator[tuple[str, str]]:
+    """Settings that the rounds of tail_batch take no notice of, and why."""
+    if preset == "tail_batch":
+        yield "depth", "scheduler.type = 'tail_batch': over_prompts says how much is live"
+        if frozen:
+            yield "over_members", "scheduler.boundary = 'frozen', which keeps every rollout"
+            yield "defer_steps", "scheduler.boundary = 'frozen', which puts no prompt off"
+        else:
+            yield "rounds", "scheduler.boundary = 'each_round': a step is one round"
 
 
 def _extras(config: Config) -> Iterator[str]:
