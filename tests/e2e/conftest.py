@@ -97,7 +97,10 @@ def metrics_of(folder):
 
 def timeless(metrics):
     """What a deterministic run promises to repeat bitwise."""
-    return [{k: v for k, v in row.items() if not (k.endswith("_s") or k.startswith(("perf/", "engine_s/")))} for row in metrics]
+    return [
+        {k: v for k, v in row.items() if not (k.endswith("_s") or k.startswith(("perf/", "engine_s/")))}
+        for row in metrics
+    ]
 
 
 def events_of(folder):

@@ -40,7 +40,11 @@ def _spare(engines: Sequence[EngineView], waiting: int) -> list[EngineView]:
 
 
 def _waiting_by_version(view: PoolView) -> dict[int, int]:
+    """Rollouts that want an engine of their version: parked ones, and those that an update is about to park."""
     waiting: dict[int, int] = defaultdict(int)
+    for engine in view.engines():
+        if engine.updating:
+            waiting[engine.version] += engine.load
     for rollout in view.queue():
         if rollout.oldest is None:
             break
