@@ -110,19 +110,17 @@ class ShortLong:
 
     def launch(self, view: PoolView) -> Sequence[Action]:
         live = outstanding(view)
-        if view.num_long or (live and not view.num_live + view.num_ready):
-            missing = view.batch_groups - live if view.num_long else 0
-            return (Launch(missing, long=True),) if missing > 0 and self._more(view) else ()
+        if view.training or (view.exhausted and not view.num_deferred):
+            return ()
         if live == 0 and self._long_is_due(view):
             return (Launch(view.batch_groups, long=True),)
-        wanted = math.ceil(self.over_prompts * view.batch_groups - 1e-9) if live == 0 else view.batch_groups
-        missing = wanted - live
-        if missing <= 0 or view.exhausted:
+        wanted = self.over_prompts * view.batch_groups if live == 0 else view.batch_groups
+        missing = math.ceil(wanted - 1e-9) - live
+        if missing <= 0:
             return ()
+        if view.num_long or view.exhausted:
+            return (Launch(missing, long=True),)
         return (Launch(missing, extra=math.ceil((self.over_members - 1) * view.group_size - 1e-9)),)
-
-    def _more(self, view: PoolView) -> bool:
-        return view.num_deferred > 0 or not view.exhausted
 
     def _long_is_due(self, view: PoolView) -> bool:
         waited = view.version - view.oldest_deferred
