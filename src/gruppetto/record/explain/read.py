@@ -47,6 +47,9 @@ class Event(msgspec.Struct):
     seconds: float | None = None
     engine: str | None = None
     reason: str | None = None
+    task: str | None = None
+    long: bool = False
+    """A launch in a long round."""
 
 
 @dataclass(frozen=True, slots=True)

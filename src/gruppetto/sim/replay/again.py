@@ -31,6 +31,7 @@ from gruppetto.sim.replay.prices import Prices, Row, Start, fit_prices
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.replay.running import ORACLE
 from gruppetto.sim.replay.trace import Trace, TraceRollout
+from gruppetto.sim.workload.families import FAMILIES, family
 
 FEWEST = 10
 """Steps that a trace of another system is run for at least: policies differ by what one step leaves to the next."""
@@ -149,7 +150,12 @@ def _prices(folder: Path, rows: Sequence[Row], config: Row, starts: Sequence[Sta
         simulated = False
     if not simulated:
         return found
-    return replace(found, sim={}, error=None, words=("it is a simulated run: its engines are those of its [sim]",))
+    prompt = found.prompt_tokens
+    sim = config.get("sim", {})
+    if sim.get("workload") in FAMILIES:
+        prompt = family(sim["workload"]).workload.prompt(0, 0)
+    words = ("it is a simulated run: its engines are those of its [sim]",)
+    return replace(found, sim={}, prompt_tokens=prompt, error=None, words=words)
 
 
 # -- a trace of another system ----------------------------------------------------------------------------------------
@@ -162,9 +168,9 @@ def _of_trace(trace: Trace) -> Replay:
     size = max(2, Counter(len(group) for group in groups).most_common(1)[0][0])
     steps = len({r.step for r in trace.rollouts if r.step is not None}) or 1
     batch = max(1, len(groups) // steps)
-    longest = trace.cap or max(max(t.length for t in group) for group in found.groups)
+    longest = trace.cap or max(max(r.length for r in group.members) for group in found.groups)
     known = [r.prompt_tokens for r in trace.rollouts if r.prompt_tokens is not None]
-    observed = max(sum(t.observation_tokens for t in r.turns) for group in found.groups for r in group)
+    observed = max(sum(t.observation_tokens for t in r.turns) for group in found.groups for r in group.members)
     prompt = max(known, default=0) if known and len(known) == len(trace.rollouts) else max([*known, PROMPT_TOKENS])
     if prompt > max(known, default=0) or not known:
         words = (*words, f"the trace has no prompt lengths: {PROMPT_TOKENS} tokens are assumed")

@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gruppetto.rng import seed_for
-from gruppetto.sim.replay.launched import Launched
+from gruppetto.sim.demand import AGAIN
+from gruppetto.sim.replay.launched import Launched, LaunchedGroup
 from gruppetto.sim.workload.base import TaskKey, Turn
 from gruppetto.sim.workload.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDemand:
-    """`prompt_tokens` stands for prompts that the record does not know. A fresh start (a member past the recorded ones)
-    is another member of the same group."""
+    """`prompt_tokens` stands for prompts that the record does not know. A fresh start (members
+    from `AGAIN` on) is the record's own where it has one, else another member of the same group."""
 
     launched: Launched
     prompt_tokens: int
@@ -37,16 +38,19 @@ class ReplayDemand:
 
     def reward(self, seed: int, group: int, member: int) -> float | None:
         """What the record's rollout got; None where it does not say."""
-        rewards = self.launched.rewards[self._group(seed, group)]
-        return rewards[self._place(seed, group, member, len(rewards))]
+        found, place = self._place(seed, group, member)
+        return found.rewards[place]
 
     def _recorded(self, seed: int, group: int, member: int) -> Recorded:
-        members = self.launched.groups[self._group(seed, group)]
-        return members[self._place(seed, group, member, len(members))]
+        found, place = self._place(seed, group, member)
+        return found.members[place]
 
-    def _group(self, seed: int, group: int) -> int:
+    def _place(self, seed: int, group: int, member: int) -> tuple[LaunchedGroup, int]:
+        """The recorded group of a launch, and which of its rollouts."""
         count = len(self.launched.groups)
-        return group if group < count else seed_for(seed, "replay", "group", group) % count
-
-    def _place(self, seed: int, group: int, member: int, count: int) -> int:
-        return member if member < count else seed_for(seed, "replay", "member", group, member) % count
+        number = group if group < count else seed_for(seed, "replay", "group", group) % count
+        found = self.launched.groups[number]
+        if member >= AGAIN and number in self.launched.again:
+            found, member = self.launched.again[number], member - AGAIN
+        size = len(found.members)
+        return found, member if member < size else seed_for(seed, "replay", "member", group, member) % size

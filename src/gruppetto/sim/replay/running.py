@@ -22,7 +22,7 @@ from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder, refuse_existing
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.order import GroupLike, OrderKey, RolloutLike
-from gruppetto.sim.demand import Plans
+from gruppetto.sim.demand import AGAIN, Plans
 from gruppetto.sim.replay.demand import ReplayDemand
 from gruppetto.sim.simulate import is_simulated, spec_of
 from gruppetto.sim.workload.base import uniform
@@ -82,10 +82,11 @@ def _scores(plans: Plans, demand: ReplayDemand, config: Config) -> Callable[[Rol
     seed = config.run.seed
 
     def score_of(rollout: Rollout) -> Score:
-        launch = plans.entries[rollout.id].group.task.extra["launch"]
-        found = demand.reward(seed, launch, rollout.member)
+        group = plans.entries[rollout.id].group
+        launch, member = group.task.extra["launch"], rollout.member + AGAIN * group.long
+        found = demand.reward(seed, launch, member)
         if found is None:
-            found = float(uniform(seed, "reward", launch, rollout.member) < config.sim.pass_rate)
+            found = float(uniform(seed, "reward", launch, member) < config.sim.pass_rate)
         return Score(reward=found)
 
     return score_of
