@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from scheduler.drawn import MISHAPS, scenarios
 from scheduler.scenario import SYNC, Fault, Kill, Run, Scenario, partial, run_scenario
 
 from gruppetto.clock import now, run_virtual
@@ -15,54 +15,6 @@ from gruppetto.errors import RunError, StallError
 from gruppetto.rng import stream
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.types import DropReason
-
-
-@st.composite
-def policies(draw):
-    if draw(st.integers(0, 4)) == 0:
-        return SYNC
-    k = draw(st.one_of(st.none(), st.integers(0, 4), st.integers(5, 12)))
-    over_age = draw(st.sampled_from(["wait", "mask", "drop"]))
-    most = 4.0 if k is None or over_age != "wait" else min(6.0, k + 1.0)
-    phi = draw(st.one_of(st.just(most), st.floats(1.0, most)))
-    parked = draw(st.one_of(st.none(), st.none(), st.integers(1, 6)))
-    return partial(phi, Freshness(k, over_age), parked)
-
-
-FAULTS = st.builds(
-    Fault, engine=st.integers(0, 3), at_s=st.floats(1, 300), kind=st.sampled_from(["dead", "mute", "slow"])
-)
-KILLS = st.builds(
-    Kill, step=st.integers(0, 7), after_s=st.floats(0, 80), how=st.sampled_from(["kill", "interrupt", "pause"])
-)
-SHAPE = {
-    "policy": policies(),
-    "batch_groups": st.integers(1, 4),
-    "group_size": st.integers(2, 4),
-    "engines": st.integers(1, 4),
-    "slots": st.integers(1, 12),
-    "engine_queue": st.integers(0, 2),
-    "row_s": st.sampled_from([0.0, 0.0, 0.05]),
-    "sigma": st.sampled_from([0.3, 1.0, 1.7]),
-    "max_tokens": st.sampled_from([40, 150, 400]),
-    "prompts": st.sampled_from([(8,), (8, 300), (8, 90, 99), (8, 100), (8, 150)]),
-    "context": st.sampled_from([100, 1000]),
-    "reward_s": st.sampled_from([0.0, 3.0, 40.0]),
-    "train_s": st.sampled_from([0.0, 20.0]),
-    "abort_s": st.sampled_from([(0.0, 0.0), (0.0, 0.3), (2.0, 0.0)]),
-    "kills": st.lists(KILLS, max_size=3).map(tuple),
-    "give_back": st.frozensets(st.integers(0, 7), max_size=2),
-    "limit": st.one_of(st.none(), st.integers(0, 20)),
-    "seed": st.integers(0, 1 << 16),
-}
-MISHAPS = {
-    "reward_fails": st.sampled_from([0.0, 0.1, 0.5]),
-    "same_reward": st.sampled_from([0.0, 0.3, 0.95, 1.0]),
-    "drop_zero_variance": st.booleans(),
-    "when_starved_train": st.booleans(),
-    "timeout_s": st.sampled_from([15.0, 60.0, 5000.0]),
-    "faults": st.lists(FAULTS, max_size=4).map(tuple),
-}
 
 
 def check_error(scenario, error):
@@ -79,27 +31,26 @@ def check_error(scenario, error):
         assert starves or scenario.reward_fails or scenario.timeout_s < 5000 or scenario.faults
 
 
-@given(st.builds(Scenario, **SHAPE))
+@given(scenarios())
 def test_without_mishaps_the_run_reaches_its_end(scenario):
     run, error = run_scenario(scenario)
     if error is not None:
         raise error
     assert len(run.lineage.batches) == scenario.steps or scenario.limit is not None
-    policy = scenario.policy
-    censors = policy.freshness.over_age == "drop" or getattr(policy, "max_parked_steps", None) is not None
-    if not censors:
+    if not scenario.policy.censors:
         assert run.lineage.dropped == []
         assert run.loop.pool.census.dropped == Counter()
         if len(run.lineage.batches) < scenario.steps:
             assert sum(map(len, run.lineage.batches)) == scenario.limit
 
 
-@given(st.builds(Scenario, **SHAPE, **MISHAPS))
+@given(scenarios(**MISHAPS))
 def test_whatever_happens_nothing_is_lost_and_nothing_hangs(scenario):
     run, error = run_scenario(scenario)
     check_error(scenario, error)
     reasons = {reason for _, reason in run.lineage.dropped}
-    assert reasons <= {DropReason.STALE, DropReason.FILTERED, DropReason.FAILED}
+    allowed = {DropReason.FILTERED, DropReason.FAILED}
+    assert reasons <= (allowed | {DropReason.STALE, DropReason.SURPLUS} if scenario.policy.censors else allowed)
 
 
 def save_after_failure(scenario, message):
