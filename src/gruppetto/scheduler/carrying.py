@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gruppetto.clock import now
-from gruppetto.errors import RunError
+from gruppetto.errors import EngineError, RunError
 from gruppetto.scheduler.actions import (
     Action,
     CloseBatch,
@@ -155,7 +155,9 @@ class Carrier:
         assert loop.updater is not None
         try:
             await loop.updater(engines)
-        except RunError as error:  # it did not answer in time
+        except EngineError as error:  # the others are asked again
+            loop.engine_lost(error.engine, str(error))
+        except RunError as error:  # they did not answer in time
             for engine in engines:
                 loop.engine_lost(engine, str(error))
         for engine in engines:

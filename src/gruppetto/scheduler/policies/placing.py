@@ -126,7 +126,7 @@ class _Board:
         self._added = dict.fromkeys(self._seats, 0)
         self._kv = dict.fromkeys(self._seats, 0)
         self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
-        """Served at all: a rollout whose version no engine serves any more goes on under another."""
+        """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
         self._heap = [(self._use(seat), i, seat) for i, seat in enumerate(seats)]
         heapify(self._heap)
 
@@ -156,7 +156,7 @@ class _Board:
     def _takes(self, seat: EngineView, rollout: RolloutView) -> bool:
         if self._rule.own_version:
             wanted = self._view.version if rollout.oldest is None else rollout.oldest
-            if seat.version != wanted and (rollout.oldest is None or wanted in self._versions):
+            if seat.version != wanted and (wanted in self._versions or seat.version < wanted or rollout.oldest is None):
                 return False
         return self._rule._fits(self._view, seat, rollout, self._kv[seat.name], own=seat.name == rollout.home)
 
