@@ -120,6 +120,13 @@ def problems(policy: Composed, *, colocated: bool) -> Iterator[tuple[str, str, s
         )
     if policy.unfinished == "drop" and depth <= 1:
         yield ("unfinished", "unfinished = 'drop' with depth = 1 has nothing to drop", "depth = 1.25 or more")
+    if policy.unfinished == "drop" and not (policy.rounds.censors or colocated) and k == 0 and over_age == "wait":
+        yield (
+            "unfinished",
+            "unfinished = 'drop' with engines that run while the trainer trains launches groups whose tokens are one "
+            "version old when their batch closes, and max_staleness = 0 forbids that",
+            "max_staleness = 1, or run.placement = 'colocated'",
+        )
     if policy.rounds.censors and policy.unfinished != "drop":
         yield (
             "unfinished",
