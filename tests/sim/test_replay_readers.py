@@ -173,7 +173,9 @@ def test_verl_without_token_counts_is_said_to_be_characters(tmp_path):
     assert trace.missing[0] == "token counts (lengths are characters of output)"
     assert "endings (whether a length was cut off)" in trace.missing
     assert trace.summary().censored_share is None
-    with pytest.raises(UserError, match="no token counts, and characters cannot be simulated; give characters_per_tok"):
+    with pytest.raises(
+        UserError, match="no token counts, and characters cannot be simulated; write --characters-per-token N"
+    ):
         trace.workload()
     with pytest.raises(UserError, match="no token counts"):
         trace.fit()

@@ -43,12 +43,11 @@ class Candidate:
 
 
 def candidates(explanation: Mapping[str, Any]) -> list[Candidate]:
-    """What to try: what the rules suggest for [scheduler], and `ENTRIES`. Deferral by history is left out: a replay
-    knows no earlier epochs."""
+    """What to try: what the rules suggest for [scheduler], and `ENTRIES`."""
     advised = [
         Candidate(f"suggestion {number}", tuple(entry["lines"]), whole=False)
         for number, entry in enumerate(explanation["advice"], start=1)
-        if entry["lines"][0] == "[scheduler]" and not any(line.startswith("defer_steps") for line in entry["lines"])
+        if entry["lines"][0] == "[scheduler]"
     ]
     return [*advised, *(Candidate(entry.replace('"', ""), _lines(entry), whole=True) for entry in ENTRIES)]
 

@@ -110,9 +110,10 @@ def prepare(
 def _of_run(trace: Trace, folder: Path) -> Replay:
     record = read_run(folder)
     config = record.config
-    found = launched(trace, folder, int(config["rollout"]["group_size"]))
     starts = [Start(event.version or 0, event.tokens or 0) for event in record.events() if event.kind == "start"]
     prices = _prices(folder, record.rows, config, starts)
+    known_prompt = prices.prompt_tokens if prices.exact else None
+    found = launched(trace, folder, int(config["rollout"]["group_size"]), known_prompt)
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
     tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, "failures": []}
     above = {
@@ -121,7 +122,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
         "sim": {"workload": str(folder)},
     }
     tables["run"]["dir"] = str(folder.parent)
-    known = f"{len(found.groups):,} groups were launched; past them whole groups are drawn again"
+    known = f"{len(found.groups):,} tasks were taken; past them whole groups are drawn again"
     prompt = prices.prompt_tokens
     return Replay(
         trace=trace,
@@ -150,12 +151,11 @@ def _prices(folder: Path, rows: Sequence[Row], config: Row, starts: Sequence[Sta
         simulated = False
     if not simulated:
         return found
-    prompt = found.prompt_tokens
-    sim = config.get("sim", {})
-    if sim.get("workload") in FAMILIES:
-        prompt = family(sim["workload"]).workload.prompt(0, 0)
-    words = ("it is a simulated run: its engines are those of its [sim]",)
-    return replace(found, sim={}, prompt_tokens=prompt, error=None, words=words)
+    found = replace(found, sim={}, error=None, words=("it is a simulated run: its engines are those of its [sim]",))
+    workload = config.get("sim", {}).get("workload")
+    if workload not in FAMILIES:
+        return found
+    return replace(found, prompt_tokens=family(workload).workload.prompt(0, 0), exact=True)
 
 
 # -- a trace of another system ----------------------------------------------------------------------------------------

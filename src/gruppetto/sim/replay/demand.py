@@ -6,13 +6,17 @@ Promises those of `Demand`: the same launch asks for the same under every schedu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from gruppetto.data.base import TaskSource
 from gruppetto.rng import seed_for
 from gruppetto.sim.demand import AGAIN
 from gruppetto.sim.replay.launched import Launched, LaunchedGroup
 from gruppetto.sim.workload.base import TaskKey, Turn
 from gruppetto.sim.workload.recorded import Recorded
+from gruppetto.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +58,28 @@ class ReplayDemand:
             found, member = self.launched.again[number], member - AGAIN
         size = len(found.members)
         return found, member if member < size else seed_for(seed, "replay", "member", group, member) % size
+
+
+class ReplayTasks(TaskSource):
+    """The tasks of a record, so that what was learned of one in an earlier epoch is known in a later one. Past the last
+    every task is new."""
+
+    def __init__(self, demand: ReplayDemand, seed: int) -> None:
+        self._demand, self._seed = demand, seed
+        self._next = 0
+
+    def take(self, count: int) -> list[Task]:
+        first, self._next = self._next, self._next + count
+        return [self._task(launch) for launch in range(first, self._next)]
+
+    def state(self) -> Mapping[str, Any]:
+        return {"next": self._next}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._next = int(state["next"])
+
+    def _task(self, launch: int) -> Task:
+        tasks = self._demand.launched.tasks
+        name = tasks[launch] if launch < len(tasks) else f"new:{launch}"
+        prompt = range(self._demand.prompt(self._seed, launch))
+        return Task(id=name, prompt_ids=prompt, extra={"launch": launch, "key": launch})

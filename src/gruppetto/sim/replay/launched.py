@@ -39,6 +39,8 @@ class Launched:
 
     groups: tuple[LaunchedGroup, ...]
     again: Mapping[int, LaunchedGroup] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
+    """Their tasks, where the record says which are the same in a later epoch."""
     words: tuple[str, ...] = ()
 
 
@@ -57,15 +59,18 @@ Rollouts = Mapping[tuple[int, int], _Seen]
 """By (group, member)."""
 
 
-def launched(trace: Trace, folder: Path | None = None, group_size: int = 0) -> Launched:
-    """What a replay launches. `folder`: the run folder that the trace was read from, with groups of `group_size`.
+def launched(
+    trace: Trace, folder: Path | None = None, group_size: int = 0, prompt_tokens: int | None = None
+) -> Launched:
+    """What a replay launches. `folder`: the run folder that the trace was read from, with groups of `group_size` and,
+    where that is known, prompts of `prompt_tokens`.
 
     Raises `UserError` when lengths are not tokens, or there is none.
     """
     trace.workload("in_order")  # raises where there is nothing to replay
     if folder is None:
         groups: list[Sequence[TraceRollout]] = list(trace.groups())
-        drawing = _Drawing(groups, {})
+        drawing = _Drawing(groups, {}, None)
         return Launched(groups=tuple(drawing.group(group) for group in groups), words=drawing.words)
     seen, takes = _events(read_run(folder).events())
     recorded = {r.label: group for group in trace.groups() for r in group[:1]}
@@ -75,11 +80,12 @@ def launched(trace: Trace, folder: Path | None = None, group_size: int = 0) -> L
     rows = {
         g: _members(g, recorded.get(str(g), ()), seen, group_size) for g in dict.fromkeys([*first, *again.values()])
     }
-    drawing = _Drawing(list(rows.values()), seen)
+    drawing = _Drawing(list(rows.values()), seen, prompt_tokens)
     drawn = {group: drawing.group(members) for group, members in rows.items()}
     return Launched(
         groups=tuple(drawn[group] for group in first),
         again={take: drawn[group] for take, group in again.items()},
+        tasks=tuple(takes.tasks),
         words=drawing.words,
     )
 
@@ -113,22 +119,24 @@ def _member(rollout: str) -> int:
 
 
 def _members(group: int, final: Sequence[TraceRollout], seen: Rollouts, size: int) -> list[TraceRollout]:
-    """The members that became final, or else what the events say of each."""
-    if final:
-        return list(final)
-    found = []
-    for member in range(size):
-        one = seen.get((group, member), _Seen())
-        ending = Ending.STOP if one.finished else Ending.ABORT
-        found.append(TraceRollout(group=group, member=member, tokens=one.tokens, ending=ending, label=str(group)))
-    return found
+    """The members that the trace holds, and of the others what the events say."""
+    known = {r.member: r for r in final}
+    return [
+        known.get(member) or _unfinished(group, member, seen) for member in range(max([size, *(m + 1 for m in known)]))
+    ]
+
+
+def _unfinished(group: int, member: int, seen: Rollouts) -> TraceRollout:
+    one = seen.get((group, member), _Seen())
+    ending = Ending.STOP if one.finished else Ending.ABORT
+    return TraceRollout(group=group, member=member, tokens=one.tokens, ending=ending, label=str(group))
 
 
 class _Drawing:
     """Gives every rollout a length: those that were cut off get one that the record has above what they had made."""
 
-    def __init__(self, groups: Sequence[Sequence[TraceRollout]], seen: Rollouts) -> None:
-        self._seen = seen
+    def __init__(self, groups: Sequence[Sequence[TraceRollout]], seen: Rollouts, prompt: int | None) -> None:
+        self._seen, self._prompt = seen, prompt
         self._known = sorted(r.tokens for group in groups for r in group if r.ending is not Ending.ABORT and r.tokens)
         self._cut = 0
 
@@ -144,7 +152,7 @@ class _Drawing:
 
     def group(self, group: Sequence[TraceRollout]) -> LaunchedGroup:
         """A group with a length for each member."""
-        prompt = _prompt(group, self._seen)
+        prompt = _prompt(group, self._seen) if self._prompt is None else self._prompt
         members = []
         for r in group:
             length = r.tokens

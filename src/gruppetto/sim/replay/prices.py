@@ -46,6 +46,8 @@ class Prices:
     prompt_tokens: int | None
     error: float | None
     words: tuple[str, ...]
+    exact: bool = False
+    """`prompt_tokens` is known, not a mean of what was prefilled."""
 
 
 def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Prices:

@@ -23,7 +23,7 @@ from gruppetto.record.folder import RunFolder, refuse_existing
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.order import GroupLike, OrderKey, RolloutLike
 from gruppetto.sim.demand import AGAIN, Plans
-from gruppetto.sim.replay.demand import ReplayDemand
+from gruppetto.sim.replay.demand import ReplayDemand, ReplayTasks
 from gruppetto.sim.simulate import is_simulated, spec_of
 from gruppetto.sim.workload.base import uniform
 from gruppetto.sim.world import World
@@ -72,6 +72,7 @@ async def _run(config: Config, demand: ReplayDemand, recorder: Recorder, oracle:
     if oracle:
         spec = replace(spec, policy=replace(build_policy(config), name=ORACLE, order=LongestFirst(spec.plans)))
     world = World.of(spec, recorder)
+    world.loop.source = ReplayTasks(demand, config.run.seed)
     if config.scheduler.type == "auto":
         world.stages.chooser = Chooser(auto_settings(config, turns=spec.plans.turns), forecast_all, world.loop)
     await world.run()

@@ -1,4 +1,4 @@
-"""Our own run folders: every rollout that became final, trained on or dropped."""
+"""Our own run folders: every rollout that became final, trained on or dropped, or at least finished."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.errors import UserError
+from gruppetto.record.explain.read import read_run as read_record
 from gruppetto.sim.replay.endings import absent, ending_of
 from gruppetto.sim.replay.rows import Row, json_rows
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, TraceTurn, number_groups, number_members
@@ -20,9 +21,38 @@ def read_run(folder: Path) -> Trace:
     """The rollouts of a run folder, by step. Raises `UserError` when it has none or a file is damaged."""
     files = sorted((folder / "rollouts").glob("step_*.jsonl"))
     if not files:
-        raise UserError(f"run folder {folder} has no rollouts/step_*.jsonl: no step was finished; replay another run")
+        return _from_events(folder)
     rows = [(_step(file), row) for file in files for row in json_rows(file)]
     return run_trace(str(folder), rows, _budget(folder / "config.resolved.json"))
+
+
+def _from_events(folder: Path) -> Trace:
+    """The rollouts of a run that wrote none (log.rollouts = false): those that its events say have finished."""
+    nothing = f"run folder {folder} has no rollouts/step_*.jsonl: no step was finished; replay another run"
+    if not (folder / "events.jsonl").exists():
+        raise UserError(nothing)
+    rollouts, tasks = [], dict[int, str | None]()
+    for event in read_record(folder).events():
+        if event.kind == "launch" and event.group is not None:
+            tasks[event.group] = event.task
+        elif event.kind == "finish" and event.group is not None and event.rollout is not None:
+            digits = event.rollout.rpartition(".")[2]
+            rollouts.append(
+                TraceRollout(
+                    group=event.group,
+                    member=int(digits) if digits.isdecimal() else 0,
+                    tokens=event.tokens or 0,
+                    ending=ending_of(event.reason),
+                    finish=event.reason,
+                    task=tasks.get(event.group),
+                    label=str(event.group),
+                )
+            )
+    if not rollouts:
+        raise UserError(nothing)
+    missing = (*absent(rollouts), "rollouts still unfinished when the run ended")
+    cap = _budget(folder / "config.resolved.json")
+    return Trace(path=str(folder), kind="run folder", rollouts=tuple(rollouts), missing=missing, cap=cap)
 
 
 def run_trace(path: str, rows: Iterable[tuple[int | None, Row]], cap: int | None) -> Trace:

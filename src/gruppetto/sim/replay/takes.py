@@ -16,6 +16,8 @@ class Takes:
 
     def __init__(self) -> None:
         self._first: list[int | None] = []
+        self.tasks: list[str] = []
+        """The task of each taking: the same one again in a later epoch."""
         self.again: dict[int, int] = {}
         self._live: dict[str, int] = {}
         self._groups: dict[int, str] = {}
@@ -23,14 +25,10 @@ class Takes:
 
     @property
     def first(self) -> list[int]:
-        """Groups in the order in which their tasks were taken; those put off for ever are left out at the end."""
-        found = [group if group is not None else self.again.get(take) for take, group in enumerate(self._first)]
+        """Groups in the order in which their tasks were taken; one that never started has another's rollouts."""
+        found = [self.again.get(take) if group is None else group for take, group in enumerate(self._first)]
         known = [group for group in found if group is not None]
-        return (
-            [group if group is not None else known[take % len(known)] for take, group in enumerate(found)]
-            if known
-            else []
-        )
+        return [known[take % len(known)] if group is None else group for take, group in enumerate(found) if known]
 
     def take(self, event: Event) -> None:
         """Books one event."""
@@ -49,6 +47,7 @@ class Takes:
         else:
             number = len(self._first)
             self._first.append(group)
+            self.tasks.append(task)
             if long:
                 self.again[number] = group
         self._live[task] = number
@@ -59,4 +58,5 @@ class Takes:
         if number is None:
             number = len(self._first)
             self._first.append(None)
+            self.tasks.append(task)
         self._put_off[task].append(number)

@@ -1,0 +1,373 @@
+"""Replays: a recorded run run again is the same run; what is assumed is said; other policies see the same rollouts."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gruppetto.cli.main import main
+from gruppetto.config.loader import load
+from gruppetto.errors import UserError
+from gruppetto.record.explain.read import Event
+from gruppetto.sim.demand import AGAIN
+from gruppetto.sim.replay import Ending, Trace, TraceRollout
+from gruppetto.sim.replay.again import AS_RUN, prepare
+from gruppetto.sim.replay.demand import ReplayDemand
+from gruppetto.sim.replay.instead import instead
+from gruppetto.sim.replay.launched import launched
+from gruppetto.sim.replay.prices import Start, fit_prices
+from gruppetto.sim.replay.running import ORACLE, run_again
+from gruppetto.sim.replay.takes import Takes
+from gruppetto.sim.simulate import simulate
+
+SMALL = (
+    "rollout.prompts_per_step=6",
+    "rollout.group_size=4",
+    "engine.count=2",
+    "engine.slots=8",
+    "run.steps=6",
+    "sim.train_token_s=0.0001",
+    "sim.prefill_token_s=0.0001",
+    "sim.publish_s=1.0",
+)
+DISAGGREGATED = ("run.placement=disaggregated",)
+
+
+def recorded(tmp_path, *overrides, recipe="sim/reasoning-32k"):
+    return simulate(load([recipe], [*SMALL, f"run.dir={tmp_path}", "run.name=recorded", *overrides]))
+
+
+def again(run, scheduler, tmp_path, *overrides):
+    replay = prepare(run)
+    loaded = replay.config(scheduler, overrides=[f"run.dir={tmp_path / 'again'}", *overrides])
+    return run_again(loaded, replay.demand, oracle=scheduler == ORACLE)
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# -- a run of ours ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        ("sync",),
+        ("partial",),
+        ("layered", "scheduler.max_staleness=1", "scheduler.over_age=mask", "scheduler.depth=1.5"),
+        ("layered", "scheduler.defer_steps=3", "sim.tasks=12"),
+        ("tail_batch", "scheduler.over_members=1.5"),
+        ("divided",),
+        ("layered", "scheduler.max_staleness=1", *DISAGGREGATED),
+        ("async_bounded", "scheduler.max_staleness=1", *DISAGGREGATED),
+        ("partial", "log.rollouts=false"),
+    ],
+    ids=lambda settings: "-".join(settings).replace("scheduler.", ""),
+)
+def test_a_run_run_again_under_its_own_policy_is_the_same_run(tmp_path, scheduler):
+    kind, *options = scheduler
+    run = recorded(tmp_path, f"scheduler.type={kind}", *options)
+    first, second = rows(run), rows(again(run, AS_RUN, tmp_path))
+    for row in (*first, *second):
+        row.pop("reward/mean"), row.pop("reward/std"), row.pop("reward/zero_variance_groups")
+        row.pop("perf/cpu_s_total", None)
+    assert first == second
+
+
+def test_turns_and_tools_are_run_again_too(tmp_path):
+    run = recorded(tmp_path, "run.steps=3", "scheduler.type=partial", recipe="sim/family-e")
+    keys = ("schedule/decode_steps", "time/step_s", "tokens/batch_trained", "perf/prefill_tokens")
+    first, second = ([[row[key] for key in keys] for row in rows(r)] for r in (run, again(run, AS_RUN, tmp_path)))
+    assert first == second
+
+
+def test_rewards_are_the_recorded_ones(tmp_path):
+    run = recorded(tmp_path, "scheduler.type=sync", "sim.pass_rate=0.3")
+    other = again(run, "partial", tmp_path, "sim.pass_rate=1.0")
+    rewards = []
+    for folder in (run, other):
+        found = [json.loads(line) for f in (folder / "rollouts").iterdir() for line in f.read_text().splitlines()]
+        rewards.append({row["rollout"]: row["reward"] for row in found})
+    common = rewards[0].keys() & rewards[1].keys()
+    assert len(common) > 60
+    assert all(rewards[0][name] == rewards[1][name] for name in common)
+
+
+def test_the_same_replay_writes_the_same_bytes(tmp_path):
+    run = recorded(tmp_path, "scheduler.type=partial")
+    texts = []
+    for _ in range(2):
+        folder = again(run, "layered:max_staleness=1", tmp_path)
+        texts.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
+    assert texts[0] == texts[1]
+    assert b"/tmp/tmp" not in texts[0]["config.toml"]
+
+
+def test_knowing_lengths_does_not_hurt(tmp_path):
+    run = recorded(tmp_path, "scheduler.type=sync")
+    sync, oracle = (sum(row["time/step_s"] for row in rows(again(run, name, tmp_path))) for name in ("sync", ORACLE))
+    assert oracle < sync
+
+
+def test_settings_replace_what_was_recorded(tmp_path):
+    replay = prepare(recorded(tmp_path))
+    assert replay.config("sync").config.engine.slots == 8
+    assert replay.config("sync", overrides=["engine.slots=32"]).config.engine.slots == 32
+    with pytest.raises(UserError, match=r"scheduler\.depht"):
+        replay.config("partial:depht=2")
+
+
+def test_another_policy_keeps_nothing_of_the_runs_own(tmp_path):
+    replay = prepare(recorded(tmp_path, "scheduler.type=partial", "scheduler.depth=2.0", "scheduler.over_age=drop"))
+    section = replay.config("sync").config.scheduler
+    assert (section.type, section.depth, section.over_age) == ("sync", None, None)
+    assert replay.config(AS_RUN).config.scheduler.depth == 2.0
+
+
+# -- lengths that nobody knows ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 500), st.booleans()), min_size=2, max_size=4), min_size=1, max_size=12
+    ).filter(lambda groups: any(not cut for group in groups for _, cut in group))
+)
+@settings(max_examples=50, deadline=None)
+def test_cut_off_rollouts_get_a_recorded_length_above_what_they_had(groups):
+    rollouts = tuple(
+        TraceRollout(group=g, member=m, tokens=n, ending=Ending.ABORT if cut else Ending.STOP)
+        for g, group in enumerate(groups)
+        for m, (n, cut) in enumerate(group)
+    )
+    known = {n for group in groups for n, cut in group if not cut}
+    trace = Trace(path="t", kind="table", rollouts=rollouts)
+    found = launched(trace)
+    assert found == launched(trace)
+    for group, drawn in zip(groups, found.groups, strict=True):
+        for (made, cut), one in zip(group, drawn.members, strict=True):
+            assert one.length == made or cut
+            assert not cut or (one.length in known and one.length > made) or (one.length == made + 1 > max(known))
+    assert bool(found.words) == any(cut for group in groups for _, cut in group)
+
+
+def test_past_the_record_whole_groups_are_drawn_again():
+    rollouts = tuple(TraceRollout(group=g, member=m, tokens=10 * g + m + 1) for g in range(4) for m in range(3))
+    demand = ReplayDemand(launched(Trace(path="t", kind="table", rollouts=rollouts)), 64)
+    for launch in range(200):
+        lengths = [demand.length(7, launch, member) for member in range(3)]
+        assert lengths[0] % 10 == 1
+        assert [n - lengths[0] for n in lengths] == [0, 1, 2]
+        assert launch >= 4 or lengths[0] == 10 * launch + 1
+        assert demand.length(7, launch, AGAIN) - lengths[0] in (0, 1, 2)
+    assert {demand.length(7, launch, 0) for launch in range(4, 200)} == {1, 11, 21, 31}
+
+
+def test_tasks_put_off_keep_their_number():
+    takes = Takes()
+    for event in (
+        Event(t=0, kind="launch", group=0, task="a"),
+        Event(t=0, kind="defer", task="b"),  # by its history, before it was launched
+        Event(t=0, kind="launch", group=1, task="c"),
+        Event(t=1, kind="close", groups=[0]),
+        Event(t=1, kind="defer", task="c"),  # unfinished in its short round
+        Event(t=2, kind="launch", group=2, task="b", long=True),
+        Event(t=2, kind="launch", group=3, task="c", long=True),
+        Event(t=2, kind="launch", group=4, task="d", long=True),  # a new one fills the long round
+        Event(t=3, kind="launch", group=5, task="a"),  # the next epoch
+        Event(t=3, kind="defer", task="e"),  # never seen again
+    ):
+        takes.take(event)
+    assert takes.first[:5] == [0, 2, 1, 4, 5]
+    assert takes.again == {1: 2, 2: 3, 3: 4}
+
+
+# -- prices -----------------------------------------------------------------------------------------------------------
+
+CONFIG = {"engine": {"count": 1, "slots": 8}, "run": {"placement": "colocated"}}
+
+
+def step(version, steps, base=0.01, row=0.002, **fields):
+    decode = sum(n * (base + row * b) for b, n in steps.items())
+    return {
+        "step": version,
+        "version": version,
+        "engine/batch_steps": [[b, n] for b, n in steps.items()],
+        "engine/batch_s": [],
+        "time/decode_s": decode,
+        "time/prefill_s": 0.3,
+        "perf/prefill_tokens": 600,
+        "schedule/makespan_s": decode + 0.3 + 0.001 * sum(steps.values()),
+        "schedule/decode_steps": sum(steps.values()),
+        "time/train_s": 2.0,
+        "time/publish_s": 0.5,
+        "time/switch_s": 0.0,
+        "tokens/batch_trained": 900,
+        "tokens/batch_masked": 0,
+        "rollout/finish/stop": 10,
+        **fields,
+    }
+
+
+def test_prices_are_what_was_measured():
+    starts = [Start(version, 0) for version in range(3) for _ in range(6)]
+    found = fit_prices([step(1, {8: 50}), step(2, {8: 20, 2: 30}), step(3, {1: 40})], CONFIG, starts)
+    assert found.sim["decode_row_s"] == pytest.approx(0.002)
+    assert found.sim["decode_base_s"] == pytest.approx(0.011)  # and 1 ms between steps
+    assert found.prompt_tokens == 100
+    assert found.sim["prefill_token_s"] == pytest.approx(0.9 / 1800)
+    assert found.sim["train_token_s"] == pytest.approx(6.0 / (3 * (900 + 10 * 100)))
+    assert found.sim["publish_s"] == pytest.approx(0.5)
+    assert found.error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_one_batch_size_does_not_tell_what_a_row_costs():
+    found = fit_prices([step(n, {8: 50}) for n in (1, 2)], CONFIG, [Start(0, 0)])
+    assert found.sim["decode_row_s"] == 0
+    assert found.sim["decode_base_s"] == pytest.approx(0.01 + 8 * 0.002 + 0.001)
+    assert "one batch size was seen" in found.words[0]
+
+
+def test_the_first_step_warms_up_and_is_left_out():
+    slow = step(1, {8: 50}, base=1.0)
+    found = fit_prices([slow, *(step(n, {8: 20, n: 20}) for n in (2, 3, 4))], CONFIG, [Start(0, 0)])
+    assert found.sim["decode_base_s"] == pytest.approx(0.011)
+
+
+def test_a_record_that_says_nothing_of_its_engines_leaves_them_as_configured():
+    found = fit_prices([{"step": 1, "version": 1}], CONFIG, [])
+    assert found.sim == {}
+    assert "does not say how fast" in found.words[0]
+
+
+# -- for explain ------------------------------------------------------------------------------------------------------
+
+
+class Change:
+    def __init__(self, name, *settings, whole=False):
+        self.name, self.settings, self.whole = name, list(settings), whole
+
+
+def test_changes_are_tried_over_the_config_or_in_its_place(tmp_path):
+    run = recorded(tmp_path, "scheduler.type=partial", "scheduler.depth=2.0")
+    changes = [
+        Change("mask", "scheduler.over_age=mask", "scheduler.max_staleness=0"),
+        Change("whole", "scheduler.type=layered", "scheduler.max_staleness=1", whole=True),
+        Change("in place", "scheduler.type=sync"),  # a depth of 2 does not go with sync
+        Change("impossible", "scheduler.type=nothing"),
+    ]
+    found = instead(run, changes, rows(run))
+    assert found["schedules"].keys() == {"mask", "whole", "in place"}
+    assert found["in_place"] == ["whole", "in place"]
+    assert found["steps"] == 6
+    assert found["as_run"]["step_s"] == found["measured"]["step_s"]
+    assert found["schedules"]["in place"]["step_s"] > found["as_run"]["step_s"]
+
+
+def test_large_runs_are_looked_at_in_part_or_not_at_all(tmp_path):
+    run = recorded(tmp_path)
+    work = 4 * 30 * 2  # of the six steps, so many that two replays fit
+    found = instead(run, [Change("same")], rows(run), work=work)
+    assert 3 <= found["steps"] < 6
+    assert found["measured"] is None
+    assert "too large" in instead(run, [Change("same")], rows(run), work=10)["skipped"]
+    assert "does not say" in instead(run, [], [{"step": 1}])["skipped"]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_on_a_run(tmp_path, capsys):
+    run = recorded(tmp_path)
+    target = tmp_path / "x.json"
+    arguments = ["replay", str(run), f"run.dir={tmp_path}", "--json", str(target)]
+    assert main([*arguments, "--compare", "sync,layered:max_staleness=1,oracle"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(target.read_text())
+    assert list(found["schedulers"]) == ["measured", AS_RUN, "sync", "layered:max_staleness=1", "oracle"]
+    assert all(name in out for name in found["schedulers"])
+    assert found["schedulers"]["measured"]["step_s"] == found["schedulers"][AS_RUN]["step_s"]
+    assert found["trace"]["assumed"][0].startswith("6 recorded steps;")
+    assert {p.name for p in tmp_path.iterdir()} >= {"recorded-replay-sync", "recorded-replay-oracle"}
+
+
+def test_the_command_on_a_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{g},{n}" for g in range(4) for n in (20, 40 + g)]
+    (tmp_path / "t.csv").write_text("\n".join(["group,n_tok", *lines]))
+    assert main(["replay", "t.csv", "--column", "length=n_tok", "--compare", "sync", "sim.decode_base_s=1"]) == 0
+    out = capsys.readouterr().out
+    assert "1 recorded step, 4 groups: 10 steps of 4 groups of 2 are run" in out
+    assert "the trace has no prompt lengths: 512 tokens are assumed" in out
+    assert "not in the trace: tool seconds" in out
+    assert (tmp_path / "runs" / "t-replay-sync" / "metrics.jsonl").exists()
+
+
+def test_single_rollouts_are_put_in_groups_and_that_is_said(tmp_path):
+    (tmp_path / "t.csv").write_text("\n".join(["length", *map(str, range(10, 42))]))
+    replay = prepare(tmp_path / "t.csv")
+    assert "the trace knows no groups: every 8 rollouts in a row count as one" in replay.words
+    assert replay.config("sync").config.rollout.group_size == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "there is no trace at nowhere"),
+        (["t.csv", "--compare", "quick"], "scheduler.type"),
+        (["t.csv", "--compare", ""], "--compare names no scheduler"),
+        (["t.csv", "--column", "length"], "--column length is no role and name"),
+        (["t.csv", "--characters-per-token", "0"], "characters_per_token"),
+        (["t.csv", "nothing.toml"], "nothing.toml"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, capsys, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("group,length\n0,5\n0,7\n")
+    assert main(["replay", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+# -- the samples ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def samples():
+    folder = os.environ.get("GRUPPETTO_SAMPLES")
+    if not folder:
+        pytest.skip("GRUPPETTO_SAMPLES is not set: it names the folder with the sample traces")
+    return Path(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "agent_longtail_trace.jsonl",
+        "verl_rollout_dump_12.jsonl",
+        "slime_debug_rollout_3.json",
+        "slime_debug_rollout_3.pt",
+    ],
+)
+def test_every_sample_trace_gives_a_table(samples, tmp_path, capsys, name):
+    if name.endswith(".pt"):
+        pytest.importorskip("torch")
+    arguments = ["replay", str(samples / "traces" / name), f"run.dir={tmp_path}", "--json", str(tmp_path / "x.json")]
+    assert main([*arguments, "--compare", "sync,partial,layered:max_staleness=1"]) == 0
+    found = json.loads((tmp_path / "x.json").read_text())["schedulers"]
+    assert found["partial"]["step_s"] < found["sync"]["step_s"]
+    assert found["sync"]["staleness_max"] == 0
+    assert found["layered:max_staleness=1"]["staleness_max"] <= 1
+    assert "trained" in capsys.readouterr().out
+
+
+def test_every_bad_file_gives_one_line(samples, capsys):
+    files = sorted((samples / "bad").iterdir())
+    assert files
+    for file in files:
+        assert main(["replay", str(file)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {file}")
