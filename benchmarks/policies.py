@@ -54,6 +54,7 @@ LIMITS = {
 ON_POLICY = Choice(order="probe_then_longest", stream=True)
 FIXED: dict[str, Choice] = {
     "sync": Choice(order="fifo", stream=False),
+    "sync streamed": Choice(order="fifo", stream=True),
     "layered k=0": ON_POLICY,
     **{f"k=0 mask {d:g}": replace(ON_POLICY, depth=d, over_age="mask") for d in (1.1, 1.25, 1.5)},
     **{f"tail_batch {eta:g}": replace(ON_POLICY, tail_batch=eta) for eta in (1.1, 1.25, 1.5)},
@@ -149,8 +150,6 @@ def settings_of(groups: int, size: int, cap: int) -> LoopSettings:
 def fixed(case: Case, choice: Choice, seed: int, steps: int) -> Forecast:
     """One run under a choice that stays."""
     policy = composed(choice, kv_known=case.model.kv_capacity > 0, pool=False)
-    if not choice.stream:
-        policy = replace(policy, placing=replace(policy.placing, chunk=None))
     return run_virtual(_run(case.spec(policy, seed, steps), None))
 
 

@@ -20,6 +20,8 @@ MAX_DEFER = 10
 def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:
     """The scheduling policy that a choice names."""
     tail = choice.tail_batch is not None
+    # nobody to make room for, and too little to move for: chunks would only cost their prefills
+    plain = choice.order == "fifo" and choice.max_staleness == 0 and not kv_known
     rounds: Rounds
     if choice.tail_batch is not None:
         rounds = ShortLong(choice.tail_batch, 1.0, MAX_DEFER)
@@ -29,7 +31,7 @@ def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:
         name="auto",
         rounds=rounds,
         order=ORDERS[choice.order](),
-        placing=Placing(chunk=CHUNK, count_kv=kv_known, hold=choice.hold and kv_known, kv_pool=pool),
+        placing=Placing(chunk=None if plain else CHUNK, count_kv=kv_known, hold=choice.hold and kv_known, kv_pool=pool),
         unfinished="drop" if tail else "keep",
         freshness=Freshness(choice.max_staleness, choice.over_age),
         stream=choice.stream,
@@ -52,6 +54,8 @@ def _landmarks(ruled: Choice, limits: Limits) -> Iterator[Choice]:
     yield replace(plain, over_age="wait", depth=1.0 if k == 0 else k + 1.0, order=plain.order if k == 0 else "fifo")
     if k:
         yield replace(plain, over_age="wait", depth=1.25, order="fifo")
+    else:
+        yield replace(plain, over_age="wait", depth=1.0, order="fifo")
     if limits.allow_mask:
         yield replace(plain, over_age="mask", depth=1.5 if k else 1.25)
     if limits.allow_censoring:
