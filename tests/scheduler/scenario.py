@@ -280,8 +280,6 @@ class Run:
         async with self.weights:
             serving = [e for e in self.fleet if e.name in self.loop.pool.serving and e.name in names]
             await self._publish_to(serving, "abort")
-            for engine in serving:
-                self.loop.pool.seating[engine.name].version = self.version
 
     async def _publish_to(self, engines, mode):
         await asyncio.sleep(self.scenario.publish_s)
@@ -292,6 +290,7 @@ class Run:
                     await engine.begin_update(self.version)
                     await engine.commit_update(self.version, 0)
                     await engine.resume()
+                    self.loop.pool.seating[engine.name].version = self.version
             except (EngineError, TimeoutError) as error:
                 self.loop.engine_lost(engine.name, str(error))
 
