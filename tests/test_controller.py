@@ -321,7 +321,7 @@ def test_rollouts_go_on_while_the_trainer_works_and_keep_each_tokens_version_ove
 
 def test_the_trainer_has_the_parts_of_a_batch_while_its_tail_runs(tmp_path):
     trainer = Watching()
-    run, found, _ = go(tmp_path, policy=STREAMED, trainer=trainer)
+    _, found, _ = go(tmp_path, policy=STREAMED, trainer=trainer)
     by_step = [[ids for version, _, ids in trainer.parts if version == step] for step in range(6)]
     assert all(len(set().union(*parts)) == 3 for parts in by_step)
     assert max(map(len, by_step)) > 1
@@ -402,7 +402,7 @@ def test_an_engine_that_dies_while_others_go_on_loses_no_rollout(tmp_path, polic
 
 
 def test_an_engine_that_does_not_answer_an_update_is_out_and_the_others_go_on(tmp_path):
-    run, found, ended = go(
+    run, _, ended = go(
         tmp_path,
         lambda run: asyncio.get_running_loop().call_later(14.0, run.engines[1].hang),
         policy=WINDOWED,
