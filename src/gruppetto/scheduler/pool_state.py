@@ -72,7 +72,11 @@ class PoolState:
 
     @property
     def num_queued(self) -> int:
-        return len(self.line)
+        return self.line.size
+
+    @property
+    def idle_share(self) -> float:
+        return self.seating.idle_share
 
     @property
     def num_deferred(self) -> int:

@@ -21,6 +21,8 @@ class Seating:
         self._open = [seat.index for seat in seats if seat.capacity]
         self._slots = sum(seat.slots for seat in seats if seat.capacity)
         self._used = 0
+        self._serving = len(self._open)
+        self._busy = 0
 
     def __getitem__(self, engine: str) -> EngineSeat:
         return self._seats[engine]
@@ -49,6 +51,11 @@ class Seating:
     def free_slots(self) -> int:
         """Slots of serving engines that hold no rollout. O(1)."""
         return self._slots - self._used
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the serving engines that hold no rollout. O(1)."""
+        return 1 - self._busy / self._serving if self._serving else 0.0
 
     def has_room(self, engine: str) -> bool:
         """Whether it serves and has a slot."""
@@ -92,6 +99,8 @@ class Seating:
         if seat.capacity:
             self._slots -= seat.slots
             self._used -= min(seat.load, seat.slots)
+            self._serving -= 1
+            self._busy -= seat.load > 0
         seat.capacity = 0
         self._relist(seat)
 
@@ -101,12 +110,15 @@ class Seating:
         if not seat.capacity:
             self._slots += seat.slots
             self._used += min(seat.load, seat.slots)
+            self._serving += 1
+            self._busy += seat.load > 0
         seat.capacity = capacity
         self._relist(seat)
 
     def _load(self, seat: EngineSeat, change: int) -> None:
         if seat.capacity:
             self._used += min(seat.load + change, seat.slots) - min(seat.load, seat.slots)
+            self._busy += (seat.load + change > 0) - (seat.load > 0)
         seat.load += change
         if seat.load >= seat.capacity or seat.load - change >= seat.capacity:
             self._relist(seat)

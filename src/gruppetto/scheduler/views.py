@@ -208,6 +208,11 @@ class PoolView(Protocol):
         ...
 
     @property
+    def idle_share(self) -> float:
+        """Share of the serving engines that hold no rollout. O(1)."""
+        ...
+
+    @property
     def num_waiting(self) -> int:
         """Rollouts in a tool call."""
         ...

@@ -85,21 +85,18 @@ class Composed:
         nothing left to do."""
         if not self.stream or view.training or not view.trainer_waits or not view.num_ready:
             return ()
-        if view.colocated and not _half_idle(view):
+        if view.colocated and (view.num_queued or view.idle_share < 0.5):
             return ()
         count = self.freshness.may_commit(view)
         return (Commit(tuple(view.ready(count))),) if count > 0 else ()
 
     def _drop_expired(self, view: PoolView) -> Sequence[Action]:
+        if self.freshness.over_age != "drop" and self.max_parked_steps is None:
+            return ()
         expired = dict.fromkeys(self.freshness.expired(view))
         if self.max_parked_steps is not None:
             expired |= dict.fromkeys(view.groups_behind(view.version - self.max_parked_steps - 1))
         return [DropGroup(group, DropReason.STALE) for group in expired]
-
-
-def _half_idle(view: PoolView) -> bool:
-    engines = view.engines()
-    return not view.num_queued and 2 * sum(not engine.load for engine in engines) >= len(engines)
 
 
 def problems(policy: Composed, *, colocated: bool) -> Iterator[tuple[str, str, str]]:
