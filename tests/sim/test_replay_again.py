@@ -163,7 +163,9 @@ def test_past_the_record_whole_groups_are_drawn_again():
         assert [n - lengths[0] for n in lengths] == [0, 1, 2]
         assert launch >= 4 or lengths[0] == 10 * launch + 1
         assert demand.length(7, launch, AGAIN) - lengths[0] in (0, 1, 2)
-    assert {demand.length(7, launch, 0) for launch in range(4, 200)} == {1, 11, 21, 31}
+    drawn = [demand.length(7, launch, 0) for launch in range(4, 200)]
+    assert set(drawn) == {1, 11, 21, 31}
+    assert drawn[4:] != drawn[:-4]  # not the record round and round, whose batches would be the same again
 
 
 def test_tasks_put_off_keep_their_number():
@@ -330,6 +332,23 @@ def test_what_is_wrong_is_one_line(tmp_path, capsys, monkeypatch, arguments, sai
     assert main(["replay", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_older_records_are_replayed_as_far_as_they_go(tmp_path, capsys):
+    run = recorded(tmp_path)
+    lines = [{k: v for k, v in row.items() if k != "rollouts/trained"} for row in rows(run)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    config = json.loads((run / "config.resolved.json").read_text())
+    config["scheduler"]["over_provision"] = 2.0  # a setting of former days
+    (run / "config.resolved.json").write_text(json.dumps(config))
+    assert main(["replay", str(run), "--compare", "sync"]) == 0
+    assert "what was measured is not in the table" in capsys.readouterr().err
+    assert main(["explain", str(run)]) == 0
+    assert "As it was:" in capsys.readouterr().out
+    del config["engine"]
+    (run / "config.resolved.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"has no \[engine\]"):
+        prepare(run)
 
 
 # -- the samples ------------------------------------------------------------------------------------------------------

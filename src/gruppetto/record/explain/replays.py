@@ -49,7 +49,9 @@ def candidates(explanation: Mapping[str, Any]) -> list[Candidate]:
         for number, entry in enumerate(explanation["advice"], start=1)
         if entry["lines"][0] == "[scheduler]"
     ]
-    return [*advised, *(Candidate(entry.replace('"', ""), _lines(entry), whole=True) for entry in ENTRIES)]
+    entries = [Candidate(entry.replace('"', ""), _lines(entry), whole=True) for entry in ENTRIES]
+    known = [set(candidate.lines) for candidate in advised]
+    return [*advised, *(entry for entry in entries if set(entry.lines) not in known)]
 
 
 def _lines(entry: str) -> tuple[str, ...]:

@@ -110,6 +110,11 @@ def prepare(
 def _of_run(trace: Trace, folder: Path) -> Replay:
     record = read_run(folder)
     config = record.config
+    if lacks := [name for name in ("run", "rollout", "engine", "scheduler") if name not in config]:
+        raise UserError(
+            f"{folder}/config.resolved.json has no [{lacks[0]}]; replay a run folder of this version, or write out its "
+            "lengths as a table"
+        )
     starts = [Start(event.version or 0, event.tokens or 0) for event in record.events() if event.kind == "start"]
     prices = _prices(folder, record.rows, config, starts)
     known_prompt = prices.prompt_tokens if prices.exact else None
