@@ -174,15 +174,16 @@ def test_replays_say_what_each_change_would_have_saved(run):
     def replayer(folder, changes, rows):
         assert folder == run
         assert len(rows) == 3
-        return outcome(changes, mask=figures(25.0, 1800.0, staleness_max=1, masked=0.2))
+        assert len({frozenset(change.lines) for change in changes}) == len(changes)
+        return outcome(changes, wait=figures(25.0, 1800.0, staleness_max=1, masked=0.2))
 
     found = explain(run, replay=replayer)
-    mask = next(entry for entry in found["replays"]["schedules"] if "mask" in entry["name"])
-    assert (mask["saved"], round(mask["gained"], 6), mask["whole"]) == (0.5, 0.8, True)
+    wait = next(entry for entry in found["replays"]["schedules"] if "wait" in entry["name"])
+    assert (wait["saved"], round(wait["gained"], 6), wait["whole"]) == (0.5, 0.8, True)
     text = to_text(found)
     assert "As it was: 50 s a step (measured: 48 s), 1,000 trained tokens/s." in text
     assert "25 s a step (-50%), 1,800 trained tokens/s (+80%), up to 1 version old, 20% of the tokens masked" in text
-    assert '[scheduler]\n       type = "layered"\n       max_staleness = 1\n       over_age = "mask"' in text
+    assert '[scheduler]\n       type = "layered"\n       max_staleness = 1\n       over_age = "wait"' in text
     assert 'in place of the table [scheduler]:\n       [scheduler]\n       type = "layered"' in text
 
 
