@@ -31,7 +31,7 @@ from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.loop import Part, RolloutLoop
 from gruppetto.scheduler.policies.freshness import Freshness
-from gruppetto.step_record import Decode, LengthLedger, StepFacts, rollout_rows, step_metrics
+from gruppetto.step_record import Decode, LengthLedger, StepClock, StepFacts, rollout_rows, step_metrics
 from gruppetto.trainer.base import Trainer
 from gruppetto.types import Batch
 from gruppetto.weights.base import WeightChannel
@@ -91,24 +91,6 @@ class Stages:
     """() -> JSON-able position of the record, for checkpoints; None where there is no record."""
 
 
-class _Clock:
-    """Seconds of a step by what they went into."""
-
-    def __init__(self) -> None:
-        self._began = self._at = now()
-        self._seconds = dict.fromkeys(("wait_for_batch", "train", "switch", "publish"), 0.0)
-
-    def book(self, name: str) -> None:
-        """The time since the last call went into this."""
-        at = now()
-        self._seconds[name] += at - self._at
-        self._at = at
-
-    def seconds(self) -> dict[str, float]:
-        """All of them, and the whole until the last `book`."""
-        return {**self._seconds, "step": self._at - self._began}
-
-
 class Controller:
     """Runs `steps` optimizer steps over started stages."""
 
@@ -157,7 +139,7 @@ class Controller:
     async def _step(self) -> bool:
         """One optimizer step over the next batch, part by part as it comes; False when the data has ended."""
         loop, step = self.stages.loop, self.version + 1
-        clock = _Clock()
+        clock = StepClock()
         parts: list[Part] = []
         batches: list[Batch] = []
         try:
@@ -204,7 +186,7 @@ class Controller:
         self.stages.loop.give_back([group for part in parts for group in part.groups])
 
     async def _finish_step(
-        self, step: int, parts: Sequence[Part], batch: Batch, trained: dict[str, Any], clock: _Clock
+        self, step: int, parts: Sequence[Part], batch: Batch, trained: dict[str, Any], clock: StepClock
     ) -> None:
         loop, metrics = self.stages.loop, {}
         try:
@@ -221,7 +203,7 @@ class Controller:
             await self.stages.chooser.after_step(step, metrics, self._lengths.fit, processed)
 
     def _facts(
-        self, step: int, parts: Sequence[Part], batch: Batch, trained: Mapping[str, Any], clock: _Clock
+        self, step: int, parts: Sequence[Part], batch: Batch, trained: Mapping[str, Any], clock: StepClock
     ) -> StepFacts:
         loop = self.stages.loop
         return StepFacts(
@@ -240,7 +222,7 @@ class Controller:
             streamed=sum(len(part.groups) for part in parts if not part.closed),
         )
 
-    async def _publish(self, clock: _Clock) -> None:
+    async def _publish(self, clock: StepClock) -> None:
         """New weights to every engine that serves, while they are paused; then the scheduler goes on."""
         loop, version = self.stages.loop, self.stages.trainer.version
         self._event("publish_begin", version=version)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from gruppetto.clock import cpu
+from gruppetto.clock import cpu, now
 from gruppetto.length_ledger import LengthLedger as LengthLedger
 from gruppetto.record.account import (
     bubble,
@@ -34,6 +34,24 @@ from gruppetto.scheduler.pool import Pool
 from gruppetto.types import Batch, DropReason, FinishReason, Sample, TokenKind, TokenUse
 
 Decode = Callable[[Sequence[int]], str]
+
+
+class StepClock:
+    """Seconds of a step by what they went into."""
+
+    def __init__(self) -> None:
+        self._began = self._at = now()
+        self._seconds = dict.fromkeys(("wait_for_batch", "train", "switch", "publish"), 0.0)
+
+    def book(self, name: str) -> None:
+        """The time since the last call went into this."""
+        at = now()
+        self._seconds[name] += at - self._at
+        self._at = at
+
+    def seconds(self) -> dict[str, float]:
+        """All of them, and the whole until the last `book`."""
+        return {**self._seconds, "step": self._at - self._began}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
