@@ -1,0 +1,105 @@
+"""`gruppetto reproduce`: what the scheduler and the simulator make of published settings, beside what was published."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gruppetto.sim.reproduce.study import Outcome, Study
+
+LEGEND = """\
+A row is within where ours lies in the band that the table of public numbers gives it. Inputs belong to a paper, never
+to a row; one that was changed after a result was seen says which rows it was fitted to. A hit on a fitted row says that
+the mechanism can make the number, not that it predicts it. Engine speed is a price list's, not a measurement."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="predict published scheduling results in simulation, with every input that was chosen",
+        description="Simulates the settings of published systems and prints ours beside the published figures.",
+        epilog="Example: gruppetto reproduce april rollpacker --json table.json",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="records to reproduce, by part of their name (all)")
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON (- = standard output, and no table)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from gruppetto.sim.reproduce.catalogue import NOT_OURS, as_json, chosen
+    from gruppetto.sim.reproduce.study import carry_out
+
+    quiet = args.json == "-"
+    outcomes = []
+    for study in chosen(args.names):
+        outcome = carry_out(study)
+        outcomes.append(outcome)
+        if not quiet:
+            print("\n".join(_lines(outcome)), flush=True)
+    if not quiet:
+        print("\n".join(_summary(outcomes)))
+        if not args.names:
+            print("\nNot for a scheduler to predict:")
+            print("\n".join(f"  {record}: {why}" for record, why in NOT_OURS.items()))
+    if args.json:
+        _write(as_json(outcomes), args.json)
+    return 0
+
+
+def _lines(outcome: Outcome) -> list[str]:
+    """One record: rows, then inputs."""
+    study = outcome.study
+    width = max(len(verdict.row.name) for verdict in outcome.verdicts)
+    lines = ["", f"{study.id}   {outcome.hits} of {len(outcome.verdicts)} within", f"  {study.setting}; {study.source}"]
+    for verdict in outcome.verdicts:
+        row, mark = verdict.row, "within" if verdict.within else "MISS"
+        mark += " (fitted)" if row.fitted else ""
+        reason = f"   {row.doubt}" if row.doubt and not verdict.within else ""
+        band = f"{_shown(row.low)} to {_shown(row.high)}"
+        lines.append(
+            f"  {row.name:<{width}}  ours {_shown(verdict.value):>7}  published {_shown(row.published):>7}"
+            f"  band {band:<16} {mark}{reason}"
+        )
+    return [*lines, f"  {study.says}", *_inputs(study)]
+
+
+def _inputs(study: Study) -> list[str]:
+    return [
+        f"    {i.name} = {i.value} ({i.source})" + (f" FITTED to {i.fitted}" if i.fitted else "") for i in study.inputs
+    ]
+
+
+def _summary(outcomes: Sequence[Outcome]) -> list[str]:
+    from gruppetto.sim.reproduce.catalogue import share_within
+
+    rows = sum(len(outcome.verdicts) for outcome in outcomes)
+    fitted = sum(verdict.row.fitted for outcome in outcomes for verdict in outcome.verdicts)
+    whole = sum(outcome.within for outcome in outcomes)
+    return [
+        "",
+        f"{share_within(outcomes):.0%} of {rows} rows within, {share_within(outcomes, predicted=True):.0%} of the "
+        f"{rows - fitted} that no input was fitted to; {whole} of {len(outcomes)} records whole",
+        LEGEND,
+    ]
+
+
+def _shown(value: float) -> str:
+    """Three digits, or as many as a whole number has."""
+    if abs(value) == float("inf"):
+        return "any"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _write(table: dict[str, object], target: str) -> None:
+    import json
+    from pathlib import Path
+
+    text = json.dumps(table, indent=2) + "\n"
+    if target == "-":
+        print(text, end="")
+    else:
+        Path(target).write_text(text)

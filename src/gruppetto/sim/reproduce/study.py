@@ -1,0 +1,118 @@
+"""What a reproduction is: a published record, the inputs that were put in, the rows to predict, and the rule to count.
+
+Promises: inputs belong to a paper, never to a row; a row's band is the one that the table of public numbers proposes
+for it; an input that was changed after a result was seen says so (`Input.fitted`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One number that a simulation needs. `source`: where it was published, or why it was chosen."""
+
+    name: str
+    value: str
+    source: str
+    fitted: str = ""
+    """Empty: set before any result was seen. Otherwise which rows of the paper it was set by, "2 of 9 rows"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published figure and the band, `low` to `high`, in which a prediction counts as within."""
+
+    name: str
+    published: float
+    low: float
+    high: float
+    doubt: str = ""
+    """Why it may miss."""
+    fitted: bool = False
+    """An input of its paper was set by looking at this row: a hit says that the mechanism can make the number."""
+
+    def holds(self, value: float) -> bool:
+        """Whether a prediction is within."""
+        return self.low <= value <= self.high
+
+
+def relative(name: str, published: float, share: float, doubt: str = "") -> Row:
+    """A row with a band of `share` of the published figure on both sides."""
+    return Row(name, published, published * (1 - share), published * (1 + share), doubt)
+
+
+def points(name: str, published: float, width: float, doubt: str = "") -> Row:
+    """A row with a band of `width` on both sides."""
+    return Row(name, published, published - width, published + width, doubt)
+
+
+def fit(row: Row) -> Row:
+    """The row, as one that an input was set by."""
+    return replace(row, fitted=True)
+
+
+def above(name: str, published: float, limit: float, doubt: str = "") -> Row:
+    """A trend: the prediction must be over `limit`."""
+    return Row(name, published, limit, math.inf, doubt)
+
+
+def below(name: str, published: float, limit: float, doubt: str = "") -> Row:
+    """A trend: the prediction must be under `limit`."""
+    return Row(name, published, -math.inf, limit, doubt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A record of the table of public numbers. `predict` runs the simulations and gives each row's value by name."""
+
+    id: str
+    source: str
+    setting: str
+    inputs: tuple[Input, ...]
+    rows: tuple[Row, ...]
+    predict: Callable[[], Mapping[str, float]]
+    says: str = ""
+    """What is fitted and what is predicted."""
+    tolerance: str = ""
+    """The band as the table of public numbers words it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A row with its prediction."""
+
+    row: Row
+    value: float
+
+    @property
+    def within(self) -> bool:
+        """Whether the prediction is within the row's band."""
+        return self.row.holds(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A study that was run."""
+
+    study: Study
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def hits(self) -> int:
+        """Rows within."""
+        return sum(verdict.within for verdict in self.verdicts)
+
+    @property
+    def within(self) -> bool:
+        """Whether every row is."""
+        return self.hits == len(self.verdicts)
+
+
+def carry_out(study: Study) -> Outcome:
+    """Runs a study. Raises `KeyError` where it does not predict one of its rows."""
+    values = study.predict()
+    return Outcome(study, tuple(Verdict(row, values[row.name]) for row in study.rows))
