@@ -201,7 +201,7 @@ class Run:
             self.version = self.loop.pool.version
             await self._publish_to(self.fleet, "abort")
         self.recorder.loop = self.loop
-        self.saved, self.saved_lineage = json.dumps(self.loop.state()), self.lineage.copy()
+        self.saved, self.saved_lineage = state or json.dumps(self.loop.state()), self.lineage.copy()
         for fault in self.scenario.faults:
             engine = self.fleet[fault.engine % scenario.engines]
             asyncio.get_running_loop().call_later(max(0.0, fault.at_s - now()), engine.fail, fault.kind)
@@ -223,7 +223,7 @@ class Run:
             await self.loop.close()
             await self.fresh_loop(state)
             return True
-        await self.save()
+        await self.save(wait_for_scores=kill.how == "pause")
         if kill.how == "interrupt":
             await self.loop.close()
             await self.fresh_loop(self.saved)
@@ -258,8 +258,8 @@ class Run:
             await self.save()
         return True
 
-    async def save(self):
-        await self.loop.park_all()
+    async def save(self, *, wait_for_scores=True):
+        await self.loop.park_all(wait_for_scores=wait_for_scores)
         self.lineage.dropped += self.loop.take_dropped()
         self.saved, self.saved_lineage = json.dumps(self.loop.state()), self.lineage.copy()
 
