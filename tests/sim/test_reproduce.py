@@ -18,7 +18,7 @@ from gruppetto.sim.reproduce.bench import Bench, PooledKV, play
 from gruppetto.sim.reproduce.catalogue import NOT_OURS, STUDIES, as_json, chosen, share_within
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of, longest_first
 from gruppetto.sim.reproduce.speculate import BATCHES, accepted, rate_of, speculating
-from gruppetto.sim.reproduce.study import Study, above, below, carry_out, fit, points, relative
+from gruppetto.sim.reproduce.study import Study, above, between, carry_out, fit, less, more, points, relative
 from gruppetto.sim.reproduce.traces import recall
 from gruppetto.sim.workload import TraceWorkload, Workload
 
@@ -52,8 +52,12 @@ def test_points_and_trends() -> None:
     assert not points("p", 0.4, 0.1).holds(0.51)
     assert above("a", 2.0, 1.0).holds(1.5)
     assert not above("a", 2.0, 1.0).holds(0.9)
-    assert below("b", 0.5, 1.0).holds(0.9)
-    assert not below("b", 0.5, 1.0).holds(1.1)
+    assert less("b").holds(0.9)
+    assert not less("b").holds(1.1)
+    assert more("m", 2.0).holds(2.1)
+    assert not more("m", 2.0).holds(1.9)
+    assert between("c", 1.1, 1.3, 0.1).holds(1.39)
+    assert not between("c", 1.1, 1.3, 0.1).holds(0.99)
     assert not relative("nan", 1.0, 0.5).holds(math.nan)
 
 
@@ -88,7 +92,9 @@ def test_every_study_gives_reasons() -> None:
         assert all(i.name and i.value and i.source for i in s.inputs), s.id
         names = [row.name for row in s.rows]
         assert len(set(names)) == len(names), s.id
-        assert all(row.low < row.high and row.holds(row.published) for row in s.rows), s.id
+        assert all(
+            row.low < row.high and (row.said if row.published is None else row.holds(row.published)) for row in s.rows
+        ), s.id
 
 
 def test_a_fitted_row_has_an_input_that_says_so() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gruppetto.sim.reproduce.study import Outcome, Study
+    from gruppetto.sim.reproduce.study import Outcome, Row, Study
 
 LEGEND = """\
 A row is within where ours lies in the band that the table of public numbers gives it. Inputs belong to a paper, never
@@ -61,7 +61,7 @@ def _lines(outcome: Outcome) -> list[str]:
         reason = f"   {row.doubt}" if row.doubt and not verdict.within else ""
         band = f"{_shown(row.low)} to {_shown(row.high)}"
         lines.append(
-            f"  {row.name:<{width}}  ours {_shown(verdict.value):>7}  published {_shown(row.published):>7}"
+            f"  {row.name:<{width}}  ours {_shown(verdict.value):>7}  published {_published(row):>10}"
             f"  band {band:<16} {mark}{reason}"
         )
     return [*lines, f"  {study.says}", *_inputs(study)]
@@ -85,6 +85,10 @@ def _summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"{rows - fitted} that no input was fitted to; {whole} of {len(outcomes)} records whole",
         LEGEND,
     ]
+
+
+def _published(row: Row) -> str:
+    return row.said if row.published is None else _shown(row.published)
 
 
 def _shown(value: float) -> str:

@@ -18,7 +18,7 @@ from gruppetto.scheduler.views import PoolView
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, PolicyMaker, mean, play
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of
-from gruppetto.sim.reproduce.study import Input, Row, Study, relative
+from gruppetto.sim.reproduce.study import Input, Row, Study, between, relative
 from gruppetto.sim.workload import Workload
 from gruppetto.sim.workload.base import TaskKey, Turn, uniform
 from gruppetto.sim.world import Spec
@@ -244,8 +244,8 @@ HEDDLE = Study(
     predict=_predict_heddle,
     tolerance="1.1 to 1.26, +-8 points",
     rows=(
-        Row("first come over longest first", 1.18, 1.1 - 0.08, 1.26 + 0.08),
-        Row("shortest over longest first", 1.18, 1.1 - 0.08, 1.26 + 0.08, "exact lengths make the worst order worst"),
+        between("first come over longest first", 1.1, 1.26, 0.08),
+        between("shortest over longest first", 1.1, 1.26, 0.08, "exact lengths make the worst order worst"),
     ),
     says="Predicted: both rows, with exact lengths.",
 )

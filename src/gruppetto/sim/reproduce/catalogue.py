@@ -118,6 +118,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
     return {
         "name": row.name,
         "published": row.published,
+        "said": row.said or None,
         "ours": verdict.value,
         **finite,
         "within": verdict.within,

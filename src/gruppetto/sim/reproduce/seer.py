@@ -18,7 +18,7 @@ from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, PolicyMaker, Run, mean, play
 from gruppetto.sim.reproduce.oracle import longest_first
 from gruppetto.sim.reproduce.speculate import rate_of, speculating
-from gruppetto.sim.reproduce.study import Input, Row, Study, above, fit, points, relative
+from gruppetto.sim.reproduce.study import Input, Row, Study, fit, less, more, points, relative
 from gruppetto.sim.workload import Workload
 
 SOURCE = "arXiv:2511.14617v3"
@@ -228,11 +228,10 @@ PARTIAL = Study(
     tolerance="sign + 1.2-1.6x",
     rows=(
         Row("Seer over partial rollout", 1.43, 1.2, 1.6, "published with or without speculation is not said"),
-        above("preemptions a step over verl's", 1.0, 1.0, "over-issue fills KV"),
-        Row("first batch's mean length over the mean", 0.9, 0.0, 1.0, "short answers come first"),
-        above(
+        more("preemptions a step over verl's", 1.0, "over-issue fills KV"),
+        less("first batch's mean length over the mean", 1.0, "short answers come first"),
+        more(
             "the same without drafts",
-            1.0,
             1.0,
             "partial rollout keeps engines full, so that without "
             "speculation order has nothing left to gain over it; the published sign needs a cost of over-issue that "

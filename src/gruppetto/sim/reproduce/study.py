@@ -24,14 +24,19 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published figure and the band, `low` to `high`, in which a prediction counts as within."""
+    """One published figure and the band, `low` to `high`, in which a prediction counts as within.
+
+    `published` None: the paper gives no single figure, `said` is what it says.
+    """
 
     name: str
-    published: float
+    published: float | None
     low: float
     high: float
     doubt: str = ""
     """Why it may miss."""
+    said: str = ""
+    """What the paper says, where that is not one figure."""
     fitted: bool = False
     """An input of its paper was set by looking at this row: a hit says that the mechanism can make the number."""
 
@@ -50,19 +55,29 @@ def points(name: str, published: float, width: float, doubt: str = "") -> Row:
     return Row(name, published, published - width, published + width, doubt)
 
 
+def between(name: str, low: float, high: float, slack: float, doubt: str = "") -> Row:
+    """A row of which a range was published; `slack` is added at both ends."""
+    return Row(name, None, low - slack, high + slack, doubt, f"{low:g} to {high:g}")
+
+
+def more(name: str, limit: float = 1.0, doubt: str = "") -> Row:
+    """A sign: the prediction must be over `limit`, no figure was published."""
+    return Row(name, None, limit, math.inf, doubt, f"over {limit:g}")
+
+
+def less(name: str, limit: float = 1.0, doubt: str = "") -> Row:
+    """A sign: the prediction must be under `limit`, no figure was published."""
+    return Row(name, None, -math.inf, limit, doubt, f"under {limit:g}")
+
+
 def fit(row: Row) -> Row:
     """The row, as one that an input was set by."""
     return replace(row, fitted=True)
 
 
 def above(name: str, published: float, limit: float, doubt: str = "") -> Row:
-    """A trend: the prediction must be over `limit`."""
+    """A trend: the prediction must be over `limit`, whatever figure was published."""
     return Row(name, published, limit, math.inf, doubt)
-
-
-def below(name: str, published: float, limit: float, doubt: str = "") -> Row:
-    """A trend: the prediction must be under `limit`."""
-    return Row(name, published, -math.inf, limit, doubt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

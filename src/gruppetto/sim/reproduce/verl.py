@@ -44,7 +44,7 @@ INPUTS = (
         "depth 1 + s, kept over swaps by re-prefill, trainer streams",
         "what the page describes",
     ),
-    Input("scale", f"128 GPUs: 1 / {SCALE} of prompts and engines", "so that it runs in seconds"),
+    Input("scale", f"128 GPUs: 1 / {SCALE} of prompts and engines, async on 32: a half", "so that it runs in seconds"),
 )
 
 
@@ -92,7 +92,7 @@ def flowing(engines: int, prompts: int, train_s: float, threshold: float) -> tup
 
 def _small() -> Mapping[str, float]:
     generate, step = colocated(32)
-    flow = flowing(16, 512 // 2, UPDATE["async 16:16"] / 2, 0.5)[0] * 2
+    flow = flowing(16 // 2, 512 // 2, UPDATE["async 16:16"], 0.5)[0]
     return {
         "colocated generation, seconds": generate,
         "colocated step, seconds": step,
