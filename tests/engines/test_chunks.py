@@ -60,3 +60,25 @@ def test_a_stop_id_ends_a_chunk_before_its_budget(exact):
     cut, end = in_chunks(exact, [4] * 6, stop_ids=(free[9],))
     assert cut == whole
     assert (end.finish, ids_of(end)[-1]) == (EngineFinish.STOP, free[9])
+
+
+def test_the_next_chunk_begins_on_the_kv_of_the_last(exact):
+    exact.reset_counters()
+    in_chunks(exact, [4] * 6)
+    assert exact.prefill_tokens == len(PROMPT) - 1
+    assert exact.cached_tokens == sum(len(PROMPT) - 1 + made for made in (4, 8, 12, 16, 20))
+
+
+def test_kv_left_behind_makes_room_and_is_not_used_under_other_weights(exact):
+    first = request("x", PROMPT, max_tokens=4, seed=5)
+    made = ids_of(run(exact, [first])["x"])
+    run(exact, [request(f"m{i}", [i + 1, 9, 9], max_tokens=3) for i in range(4)])  # takes every slot
+    exact.reset_counters()
+    again = request("x", PROMPT + made, made=4, max_tokens=4, seed=5)
+    run(exact, [again])
+    assert exact.prefill_tokens == len(PROMPT) + 3
+    made += ids_of(run(exact, [again])["x"])
+    exact.set_version(exact.version)
+    exact.reset_counters()
+    run(exact, [request("x", PROMPT + made, made=8, max_tokens=1, seed=5)])
+    assert exact.prefill_tokens == len(PROMPT) + 7

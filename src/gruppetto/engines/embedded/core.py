@@ -22,6 +22,7 @@ from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult
 from gruppetto.engines.embedded.cache import SlotKV
 from gruppetto.engines.embedded.depth import classes, exchanges
 from gruppetto.engines.embedded.forward import Forward
+from gruppetto.engines.embedded.left import LeftKV
 from gruppetto.engines.embedded.rows import Row, row_for
 from gruppetto.engines.embedded.sampling import SamplingPlan, plan_for, sample
 from gruppetto.engines.embedded.settings import MIN_ROWS, Settings, aligned
@@ -43,6 +44,7 @@ class Core:
         self._by_rid: dict[str, Row] = {}
         self._prefilling: list[Row] = []
         self._prompts: dict[tuple[int, ...], Row] = {}
+        self.left = LeftKV()
         self._plan: SamplingPlan | None = None
         self._plan_rows = 0
         self._ids = np.zeros(kv.rows, dtype=np.int64)
@@ -126,11 +128,19 @@ class Core:
         """New weights are in: stamps later tokens, forgets shared prompts, recomputes live KV where configured."""
         self.version = version
         self._prompts.clear()
+        self.forget_left()
         live = [row for row in self._slots if row is not None]
         if self.settings.kv_on_swap == "recompute":
             for row in live:
                 row.need_prefill()
             self._prefilling = sorted(live, key=lambda row: row.order)
+
+    def forget_left(self) -> None:
+        """Nothing is known any more of the KV in slots without a request."""
+        self.left.forget_all()
+        for slot, row in enumerate(self._slots):
+            if row is None:
+                self._positions[slot] = 0
 
     # --- one step ----------------------------------------------------------------------------------------------
 
@@ -161,14 +171,19 @@ class Core:
         free = [slot for slot, row in enumerate(self._slots) if row is None]
         if self.running and len(free) < entering:
             return
-        for slot in free:
-            if not self._may_enter():
-                return
+        while free and self._may_enter():
             _, row = self._waiting.popitem(last=False)
+            kept = self.left.take(row.request.rid, row.tokens)
+            slot = self.left.choose(free) if kept is None else kept
+            free.remove(slot)
             row.enter(slot, self.settings.decode)
             self._slots[slot] = row
             self._set_input(row)
-            self._prefilling.append(row)
+            if kept is None:
+                self._prefilling.append(row)
+            else:
+                row.prefilled = len(row.prefix)
+                self.cached_tokens += row.prefilled
             self._plan = None
 
     def _set_input(self, row: Row) -> None:
@@ -254,6 +269,9 @@ class Core:
             if result is not None:
                 ended.append((row.order, result))
                 self._remove(row)
+                if result.finish is EngineFinish.LENGTH:
+                    self.left.leave(slot, row.request.rid, row.tokens)
+                    self._positions[slot] = self.left.position(slot)
             else:
                 self._ids[slot] = token
                 self._positions[slot] += 1
@@ -277,6 +295,7 @@ class Core:
             return
         holes = [slot for slot in range(target) if self._slots[slot] is None]
         for row, slot in zip(outside, holes, strict=False):
+            self.left.forget(slot)
             self.kv.copy_row(row.slot, slot, len(row.tokens) - 1)
             self._slots[row.slot], self._slots[slot] = None, row
             self._positions[row.slot] = 0
@@ -291,8 +310,9 @@ class Core:
             pair = self._slots[high], self._slots[low]
             self.kv.swap_rows(low, high, int(max(self._positions[low], self._positions[high])))
             self._slots[low], self._slots[high] = pair
+            self.left.exchange(low, high)
             for slot, row in zip((low, high), pair, strict=True):
-                self._positions[slot] = 0
+                self._positions[slot] = self.left.position(slot)
                 if row is not None:
                     row.slot = slot
                     self._set_input(row)

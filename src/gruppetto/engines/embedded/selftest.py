@@ -73,6 +73,7 @@ def _request(rid: str, vocab: int, number: int, size: int, *, made: Sequence[int
 
 def _run(core: Core, requests: Sequence[GenerateRequest], tokens: int) -> _Trace:
     """Runs until the probe has made `tokens`, reads its slot, and aborts what is left."""
+    core.forget_left()
     for request in requests:
         core.submit(request)
     probe = core.row("probe")

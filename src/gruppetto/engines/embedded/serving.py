@@ -74,6 +74,7 @@ class Serving:
             raise self._error(f"release_memory: {self.core.running} requests are live; pause with mode 'abort' first")
         if "kv" in tags:
             self.core.kv.release()
+            self.core.forget_left()
         if "weights" in tags and not self.weights.released:
             self.weights.release()
 
