@@ -29,9 +29,15 @@ async def test_calls_run_in_order_on_one_thread_and_raise_what_they_raise():
 
 async def test_a_call_that_hangs_is_left_behind_and_what_waits_is_dropped(monkeypatch, caplog):
     monkeypatch.setattr("gruppetto.trainer.embedded.thread.CLOSE_S", 0.1)
-    thread, hold, begun = CallThread("trainer"), threading.Event(), []
-    hung, dropped = (asyncio.ensure_future(thread.run(call)) for call in (hold.wait, lambda: begun.append(1)))
-    await asyncio.sleep(0.01)
+    thread, hold, entered, begun = CallThread("trainer"), threading.Event(), threading.Event(), []
+
+    def hang():
+        entered.set()
+        return hold.wait()
+
+    hung, dropped = (asyncio.ensure_future(thread.run(call)) for call in (hang, lambda: begun.append(1)))
+    while not entered.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
     try:
         await asyncio.wait_for(thread.close(), 20)
         with pytest.raises(asyncio.CancelledError):
