@@ -74,7 +74,7 @@ def _inputs(study: Study) -> list[str]:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> list[str]:
-    from gruppetto.sim.reproduce.catalogue import share_within
+    from gruppetto.sim.reproduce.catalogue import mean_share, share_within
 
     rows = sum(len(outcome.verdicts) for outcome in outcomes)
     fitted = sum(verdict.row.fitted for outcome in outcomes for verdict in outcome.verdicts)
@@ -82,7 +82,8 @@ def _summary(outcomes: Sequence[Outcome]) -> list[str]:
     return [
         "",
         f"{share_within(outcomes):.0%} of {rows} rows within, {share_within(outcomes, predicted=True):.0%} of the "
-        f"{rows - fitted} that no input was fitted to; {whole} of {len(outcomes)} records whole",
+        f"{rows - fitted} that no input was fitted to",
+        f"{whole} of {len(outcomes)} records whole, {mean_share(outcomes):.0%} of a record's rows on average",
         LEGEND,
     ]
 

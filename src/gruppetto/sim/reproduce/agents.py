@@ -1,7 +1,7 @@
 """Rollouts with tools: ThunderAgent's KV thrash, RollArt's lock-step environments, Heddle's order.
 
-Owns the inputs and rows of three records. Predicted: all rows; where the record gives turns or tool times they are
-taken from it.
+Owns the inputs and rows of three records. Predicted: all rows but ThunderAgent's; where the record gives turns or tool
+times they are taken from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gruppetto.scheduler.views import PoolView
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, PolicyMaker, mean, play
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of
-from gruppetto.sim.reproduce.study import Input, Row, Study, between, relative
+from gruppetto.sim.reproduce.study import Input, Row, Study, between, fit, relative
 from gruppetto.sim.workload import Workload
 from gruppetto.sim.workload.base import TaskKey, Turn, uniform
 from gruppetto.sim.world import Spec
@@ -105,8 +105,11 @@ THUNDER = Study(
     inputs=THUNDER_INPUTS,
     predict=_predict_thunder,
     tolerance="2.2 to 3.5",
-    rows=(Row("all at once over as many as fit", 3.01, 2.2, 3.5, "how far KV is overdrawn is not published"),),
-    says="Predicted: the row, by a limit on begun trajectories in the place of ThunderAgent's pause and restore.",
+    rows=(fit(Row("all at once over as many as fit", 3.01, 2.2, 3.5, "how far KV is overdrawn is not published")),),
+    says=(
+        "Fitted: which limit is compared. The row is predicted by a limit on begun trajectories in the "
+        "place of ThunderAgent's pause and restore."
+    ),
 )
 
 # -- RollArt ----------------------------------------------------------------------------------------------------------

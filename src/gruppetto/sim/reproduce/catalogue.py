@@ -78,12 +78,18 @@ def share_within(outcomes: Sequence[Outcome], *, predicted: bool = False) -> flo
     return sum(v.within for v in verdicts) / len(verdicts) if verdicts else 0.0
 
 
+def mean_share(outcomes: Sequence[Outcome]) -> float:
+    """Mean over records of their share of rows within, so that no record with many rows outweighs the others."""
+    return sum(o.hits / len(o.verdicts) for o in outcomes) / len(outcomes) if outcomes else 0.0
+
+
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What `--json` writes."""
     return {
         "scheduler": {
             "share_within": share_within(outcomes),
             "predicted_share_within": share_within(outcomes, predicted=True),
+            "mean_share_of_records": mean_share(outcomes),
             "rows": sum(len(outcome.verdicts) for outcome in outcomes),
             "rows_fitted": sum(v.row.fitted for outcome in outcomes for v in outcome.verdicts),
             "records_within": sum(outcome.within for outcome in outcomes),

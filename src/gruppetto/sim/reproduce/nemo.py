@@ -23,7 +23,12 @@ INPUTS = (
         "lengths", f"lognormal, mean {MEAN} of cap {CAP}, sigma {SIGMA}, ICC {ICC}", "mean, cap: the table; rest chosen"
     ),
     Input("groups", "64 x 32", "2,048 samples: the table; the split: NeMo-RL's recipes"),
-    Input("engine efficiency", f"{EFFICIENCY}", "papers.md: RL engines run at 0.15 to 0.6", "1 of 3 rows (sync)"),
+    Input(
+        "engine efficiency",
+        f"{EFFICIENCY}",
+        "papers.md: RL engines run at 0.15 to 0.6",
+        "1 of 3 rows (sync; 0.3 first)",
+    ),
     Input("trainer", f"8 FLOPs an active parameter and token, MFU {MFU}", "prime-rl's 30B-A3B: 0.03 to 0.15"),
     Input("split", "24 : 8 of 32 GPUs, 144 : 48 of 192", "chosen: none published"),
     Input(

@@ -1,7 +1,7 @@
 """verl's fully asynchronous trainer against its colocated one, Qwen2.5-Math-7B on H20.
 
 Owns the inputs and rows of three records. Given: seconds of log-prob and update stages, which are the trainer's.
-Fitted: the mean length, to generation on 32 GPUs. Predicted: generation on 128, all steps, the staleness curve.
+Fitted: the mean length, to two rows. Predicted: generation on 128, the steps, the staleness curve.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ INPUTS = (
         "lengths",
         f"lognormal, mean {MEAN}, sigma {SIGMA:g}, ICC {ICC}, cap {CAP}",
         "cap: the page; rest chosen",
-        "mean of 6,000 first: 1 of 15 rows (generation on 32 GPUs), and the asynchronous steps were "
-        "seen to be too long",
+        "2 of 15 rows: generation on 32 GPUs, async step at staleness 0.5 (6,000 first: all steps were too long)",
     ),
     Input("log-prob and update seconds", "as published per placement", "the page; they are the trainer's"),
     Input("engine prices", "H20 listings, papers.md section 5; TP1, 256 slots", "no efficiency"),
@@ -148,11 +147,12 @@ LARGE = Study(
     rows=(
         relative("colocated generation, seconds", 177.85, 0.2, _TAIL),
         relative("colocated step, seconds", 356.30, 0.2, _TAIL),
-        *(relative(f"async step at staleness {s:g}, seconds", v, 0.2, _TAIL) for s, v in STALENESS.items()),
+        *(relative(f"async step at staleness {s:g}, seconds", v, 0.2, _TAIL) for s, v in STALENESS.items() if s < 0.5),
+        fit(relative("async step at staleness 0.5, seconds", STALENESS[0.5], 0.2, _TAIL)),
         relative("0.5 over 0.3: flat", 150.63 / 146.11, 0.2),
-        relative("speedup", 2.35, 0.2, "published over 400 steps"),
+        relative("speedup", 2.35, 0.2, "published over 400 steps; 2.67 over the first 100"),
     ),
-    says="Given: trainer stages. Predicted: all rows.",
+    says="Given: trainer stages. Fitted: mean length, also to the step at 0.5. Predicted: the others.",
 )
 
 REQUIRED = Study(
