@@ -19,7 +19,6 @@ from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.rounds import ShortLong
 from gruppetto.types import DropReason
 
-
 MANY = settings(max_examples=17 * settings().max_examples)
 """Of both together 2,040 in the quick profile and 136,000 in a soak."""
 
