@@ -93,6 +93,7 @@ def compose(section: SchedulerSection, *, colocated: bool) -> Composed:
             hold=kv == "hold",
             kv_pool=chosen.get("kv_pool", False),
             own_version=chosen.get("versions") == "own",
+            yields=ORDERS[chosen["order"]]().rekeys,
         ),
         unfinished=chosen.get("unfinished", "keep"),
         freshness=Freshness(k, chosen.get("over_age", "wait")),

@@ -131,7 +131,7 @@ def _rollouts(facts: StepFacts, pool: Pool) -> dict[str, Any]:
         "rollout/resumed": sum(1 for m in members if m.parks),
         **_interruptions(members),
         "rollout/streamed_groups": facts.streamed,
-        "rollout/deferred_tasks": len(pool.deferred),
+        "rollout/deferred_tasks": pool.num_deferred,
         "rollout/parked": sum(1 for entry in pool.queue() if entry.tokens),
         "rollout/ready_groups": pool.num_ready,
         "rollout/live_groups": pool.num_live,
@@ -232,6 +232,11 @@ def _schedule(facts: StepFacts) -> dict[str, Any]:
     }
 
 
+def _prefill_tokens(groups: Sequence[GroupEntry], rates: RateModel) -> int:
+    """Prompt tokens that must be prefilled at least: once a group where its rollouts may share them, else once each."""
+    return sum(group.prompt * (1 if rates.shares_prompts else len(group.usable())) for group in groups)
+
+
 def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str, Any]:
     """Makespan, bounds and excess in seconds, rho and ICC, and every engine-second by what it went to.
 
@@ -246,7 +251,7 @@ def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str,
     slots = sum(engine.slots for engine in work.engines)
     seen.measure(work)
     rates = facts.rates or seen.fit.rates(max((engine.slots for engine in work.engines), default=1), len(work.engines))
-    found = bounds(cohort, rates, sum(g.prompt for g in facts.groups)) if rates else None
+    found = bounds(cohort, rates, _prefill_tokens(facts.groups, rates)) if rates else None
     made = sum(piece.tokens for piece in cohort)
     in_steps = max(piece.tokens for piece in cohort) * slots / made if made else None
     return {

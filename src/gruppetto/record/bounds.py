@@ -39,6 +39,11 @@ class RateModel(Protocol):
         """Slots of all engines."""
         ...
 
+    @property
+    def shares_prompts(self) -> bool:
+        """The rollouts of a group may share one prefill of their prompt."""
+        ...
+
     def alone_s(self, prompt: int, tokens: int) -> float:
         """Seconds of one rollout that has an engine to itself."""
         ...
@@ -68,6 +73,8 @@ class Rates:
     prefill_s: float = 0.0
     kv_capacity: int = 0
     error: float | None = None
+    shares_prompts: bool = True
+    """Whether the engines cache prefixes is not measured, so it is taken that they do: the bound stays one."""
 
     def __post_init__(self) -> None:
         if self.base_s < 0 or self.row_s < 0 or self.base_s + self.row_s <= 0 or self.slots < 1 or self.engines < 1:

@@ -112,7 +112,7 @@ class EngineSeat:
     kv_running: int = 0
     """Contexts of what runs, at the size they may reach before they come back."""
     kv_held: int = 0
-    """Contexts left behind by rollouts that may come back: in a tool call, parked, at the end of a chunk."""
+    """Contexts kept for rollouts that come back next: in a tool call, parked, at the end of a chunk."""
     version: int = 0
     updating: bool = False
     """It takes new weights at the moment, and no new rollouts."""

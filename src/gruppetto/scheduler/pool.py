@@ -115,6 +115,7 @@ class Pool(PoolState):
         entry = self._chunked.pop(rollout, None)
         if entry is None:
             raise TransitionError(f"rollout {rollout} is not at the end of a chunk")
+        self.seating.let_go(entry)
         self._requeue(entry, resumed=entry.oldest is not None and entry.oldest < self.version)
         return entry
 

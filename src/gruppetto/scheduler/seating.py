@@ -87,6 +87,12 @@ class Seating:
             self._seats[entry.home].kv_held -= entry.reserved
             entry.home, entry.reserved = None, 0
 
+    def let_go(self, entry: RolloutEntry) -> None:
+        """What `entry` left behind may be pushed out; it would still rather go back there."""
+        if entry.home is not None:
+            self._seats[entry.home].kv_held -= entry.reserved
+            entry.reserved = 0
+
     def keep_out(self, engine: str, keep_out: bool) -> None:
         """Whether an engine that serves takes new weights, and no new rollouts, for a while."""
         seat = self._seats[engine]

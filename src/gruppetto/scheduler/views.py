@@ -107,7 +107,7 @@ class EngineView(Protocol):
 
     @property
     def kv_held(self) -> int:
-        """Contexts left behind by rollouts that may come back."""
+        """Contexts kept for rollouts that come back next: in a tool call, parked, at the end of a chunk."""
         ...
 
     @property

@@ -19,6 +19,10 @@ class ModelRates:
         return self.model.slots * self.engines
 
     @property
+    def shares_prompts(self) -> bool:
+        return False  # a simulated engine keeps KV by rollout
+
+    @property
     def prefill_s(self) -> float:
         """Seconds that one token's prefill holds up an engine."""
         return 0.0 if self.model.prefill_elsewhere else self.model.prefill_token_s

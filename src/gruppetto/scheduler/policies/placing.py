@@ -36,6 +36,9 @@ class Placing:
     hold: bool = False
     kv_pool: bool = False
     own_version: bool = False
+    yields: bool = False
+    """At the end of a chunk a rollout makes room for one with much more to do; pointless where new ones are not ranked
+    by length."""
 
     def fill(self, view: PoolView) -> Sequence[Action]:
         """Starts the head of the queue while there is room; one that has none is not passed by the ones behind it."""
@@ -76,6 +79,8 @@ class Placing:
     def _head_first(self, view: PoolView, rollout: RolloutView, head: RolloutView) -> bool:
         """Whether the head of the queue has so much more to do that it should have the slot. Without a pool leaving
         costs a prefill, so it must have half as much more."""
+        if not self.yields:
+            return False
         mine, theirs = remaining(view, rollout), remaining(view, head)
         return theirs > (1.0 if self.kv_pool else 1.5) * mine + (self.chunk or 0)
 
