@@ -21,9 +21,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gruppetto.auto.ask import ask_here
 from gruppetto.auto.candidates import composed
 from gruppetto.auto.chooser import AutoSettings, Chooser
-from gruppetto.auto.forecast import Forecast, StepTotals, forecast_all
+from gruppetto.auto.forecast import Forecast, StepTotals
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import load
 from gruppetto.engines.base import Sampling
@@ -165,7 +166,7 @@ async def _run(spec: Spec, auto: AutoSettings | None, decisions: list[dict[str, 
     world = World.of(spec, NullRecorder())
     totals = StepTotals(world.stages, spec.steps, learns=auto is not None)
     if auto is not None:
-        chooser = world.stages.chooser = Chooser(auto, forecast_all, world.loop)
+        chooser = world.stages.chooser = Chooser(auto, ask_here, world.loop)
         if decisions is not None:
             chooser.decisions = decisions
     await world.run(totals)

@@ -13,6 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from gruppetto.auto.ask import AskBeside
+from gruppetto.auto.chooser import Chooser
+from gruppetto.auto.settings import auto_settings
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.config.loader import Loaded
 from gruppetto.config.preflight import refuse_changes
@@ -150,6 +153,7 @@ async def _stages(
         settings = loop_settings(config, tokenizer.eos_ids)
         loop = RolloutLoop(settings, build_policy(config), engines, reward, source, recorder)
         stack.push_async_callback(loop.close)
+        chooser = _chooser(config, loop, stack)
         yield Stages(
             engines=engines,
             reward=reward,
@@ -167,8 +171,22 @@ async def _stages(
             decode=tokenizer.decode,
             record_rollouts=config.log.rollouts,
             kv_kept=config.engine.kv_on_swap == "keep" and config.run.placement == "disaggregated",
+            chooser=chooser,
             offsets=folder.offsets,
         )
+
+
+def _chooser(config: Config, loop: RolloutLoop, stack: contextlib.AsyncExitStack) -> Chooser | None:
+    """Who picks the scheduling policy, with a process of its own for forecasts; None where the config has picked it."""
+    if config.scheduler.type != "auto":
+        return None
+    beside = AskBeside()
+    stack.callback(beside.close)
+    kv_kept = config.engine.kv_on_swap == "keep" and config.run.placement == "disaggregated"
+    settings = auto_settings(config, turns=False, kv_kept=kv_kept, waits=config.run.deterministic)
+    chooser = Chooser(settings, beside, loop)
+    stack.push_async_callback(chooser.close)
+    return chooser
 
 
 def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:

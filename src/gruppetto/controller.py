@@ -50,8 +50,12 @@ class Chooser(Protocol):
         """After a step was recorded. `fit`: how fast the engines decode; `processed`: tokens that the trainer read."""
         ...
 
-    async def close(self) -> None:
-        """Ends what is under way."""
+    def state(self) -> Mapping[str, Any]:
+        """JSON-able: what the run follows."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with `state()`."""
         ...
 
 
@@ -329,6 +333,8 @@ class Controller:
         loop = self.stages.loop
         loop.load_state(state["scheduler"])
         self._lengths = LengthLedger.from_state(state["lengths"])
+        if self.stages.chooser is not None and state["chooser"] is not None:
+            self.stages.chooser.load_state(state["chooser"])
         self._evaluated_at = state["evaluated_at"]
         if self.stages.trainer.version != self.version:
             raise RunError(f"the trainer is at version {self.stages.trainer.version}, the scheduler at {self.version}")
@@ -343,6 +349,7 @@ class Controller:
         state = {
             "scheduler": self.stages.loop.state(),
             "lengths": self._lengths.state(),
+            "chooser": self.stages.chooser.state() if self.stages.chooser else None,
             "evaluated_at": self._evaluated_at,
             "record": self.stages.offsets() if self.stages.offsets else None,
         }

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gruppetto.auto.ask import Ask
 from gruppetto.auto.candidates import candidates, composed, warm_up
 from gruppetto.auto.estimates import Estimates, engine_model
-from gruppetto.auto.forecast import Ask, Forecast, Question
+from gruppetto.auto.forecast import Forecast, Question
 from gruppetto.auto.learned import Learned, lengths_of
 from gruppetto.auto.present import take
 from gruppetto.record.bounds import RateFit
@@ -109,6 +110,14 @@ class Chooser:
             if self._settings.deterministic:
                 await self._consider()
 
+    def state(self) -> dict[str, Any]:
+        """JSON-able: what the run follows. What was measured is measured anew after a resume."""
+        return asdict(replace(self._choice, why=()))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the choice of `state()`."""
+        self._choice = Choice(**{**state, "why": ()})
+
     async def close(self) -> None:
         """Ends what is under way."""
         if self._pending is not None:
@@ -184,15 +193,18 @@ class Chooser:
     async def _answer(self, question: Question, asked: list[Choice]) -> list[Forecast]:
         tried = [self._compose(choice) for choice in asked]
         steps, skip = warm_up(asked)
-        if self._settings.deterministic:
-            return self._ask(question, tried, steps, skip)
-        return await asyncio.to_thread(self._ask, question, tried, steps, skip)
+        return await self._ask(question, tried, steps, skip)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     async def _consider(self) -> None:
         assert self._pending is not None
-        answers, self._pending = await self._pending, None
+        pending, self._pending = self._pending, None
+        try:
+            answers = await pending
+        except Exception as error:  # a broken forecast costs a decision, not the run
+            self._tell("notice", reason=f"no forecast, the scheduling policy stays: {error!r}")
+            return
         known = dict(zip(self._asked, answers, strict=True))
         usable = {choice: answer for choice, answer in known.items() if self._usable(choice, answer)}
         if not usable:
@@ -202,8 +214,8 @@ class Chooser:
         if self._distrusted and ruled in usable:
             best = ruled
         present = usable.get(self._choice)
-        gain, error = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
-        switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain, error))
+        gain, doubt = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
+        switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain, doubt))
         self._note(known, best, gain, switch)
         if switch:
             self._go_to(best)

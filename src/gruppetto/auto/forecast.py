@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
@@ -241,7 +241,3 @@ class StepTotals(Controller):
             staleness=max(row[4] for row in rows),
             per_step=tuple((row[1], row[0]) for row in rows),
         )
-
-
-Ask = Callable[[Question, Sequence[Composed], int, int], list[Forecast]]
-"""Whoever answers questions: `forecast_all` itself, or a process that runs it."""

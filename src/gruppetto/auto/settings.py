@@ -7,8 +7,9 @@ from gruppetto.config.schema import Config
 from gruppetto.scheduler.beliefs.rule import Limits
 
 
-def auto_settings(config: Config, *, turns: bool) -> AutoSettings:
-    """`turns`: rollouts have tool calls. Without `max_staleness` it stays strictly on-policy."""
+def auto_settings(config: Config, *, turns: bool, kv_kept: bool, waits: bool) -> AutoSettings:
+    """`turns`: rollouts have tool calls; `kv_kept`: KV outlives a publish; `waits`: a decision waits for its forecast.
+    Without `max_staleness` it stays strictly on-policy."""
     scheduler = config.scheduler
     disaggregated = config.run.placement == "disaggregated"
     return AutoSettings(
@@ -22,6 +23,7 @@ def auto_settings(config: Config, *, turns: bool) -> AutoSettings:
             disaggregated=disaggregated,
         ),
         turns=turns,
-        kv_kept=disaggregated and config.sim.kv_on_swap == "keep",
+        kv_kept=kv_kept,
         seed=config.run.seed,
+        deterministic=waits,
     )

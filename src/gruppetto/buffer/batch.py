@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
+from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.types import NO_VERSION, Batch, Sample, TokenKind, TokenUse
 
 Advantages = Callable[[Sequence[float | None]], Sequence[float | None]]

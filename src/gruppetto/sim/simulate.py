@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gruppetto import __version__
+from gruppetto.auto.ask import ask_here
 from gruppetto.auto.chooser import Chooser
-from gruppetto.auto.forecast import forecast_all
 from gruppetto.auto.settings import auto_settings
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import Loaded
@@ -72,7 +72,8 @@ async def run(config: Config, demand: Demand, recorder: Recorder) -> None:
     """The run itself, on the running (virtual) loop."""
     world = build_world(config, demand, recorder)
     if config.scheduler.type == "auto":
-        world.stages.chooser = Chooser(auto_settings(config, turns=world.spec.plans.turns), forecast_all, world.loop)
+        settings = auto_settings(config, turns=world.spec.plans.turns, kv_kept=world.stages.kv_kept, waits=True)
+        world.stages.chooser = Chooser(settings, ask_here, world.loop)
     await world.run()
 
 

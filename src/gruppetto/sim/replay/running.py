@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gruppetto import __version__
+from gruppetto.auto.ask import ask_here
 from gruppetto.auto.chooser import Chooser
-from gruppetto.auto.forecast import forecast_all
 from gruppetto.auto.settings import auto_settings
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import Loaded
@@ -74,7 +74,8 @@ async def _run(config: Config, demand: ReplayDemand, recorder: Recorder, oracle:
     world = World.of(spec, recorder)
     world.loop.source = ReplayTasks(demand, config.run.seed)
     if config.scheduler.type == "auto":
-        world.stages.chooser = Chooser(auto_settings(config, turns=spec.plans.turns), forecast_all, world.loop)
+        settings = auto_settings(config, turns=spec.plans.turns, kv_kept=world.stages.kv_kept, waits=True)
+        world.stages.chooser = Chooser(settings, ask_here, world.loop)
     await world.run()
 
 

@@ -134,6 +134,11 @@ class Run(Recorder):
         """When the last rollout finished."""
         return max(t for t, _ in self.finished.values())
 
+    @property
+    def idle_share(self) -> float:
+        """Mean share of the run that was left when an engine's last rollout finished. For runs of one step."""
+        return 1 - mean(list(self.engine_last.values())) / self.end_s
+
     def tail_share(self, share: float = 0.1) -> float:
         """The part of the run that the last `share` of its rollouts to finish took. For runs of one step."""
         ends = sorted(t for t, _ in self.finished.values())

@@ -36,7 +36,7 @@ INPUTS = (
     Input("engine prices", "H800 data sheet, papers.md section 5", "75 % of bandwidth, 60 % of FLOPs, no efficiency"),
     Input("KV room", f"{MEMORY:.0%} of memory less weights", "chosen: verl's examples have 0.5 to 0.85"),
     Input("chunk", f"{CHUNK} tokens", "the preset's"),
-    Input("step", "one iteration from empty engines; Moonlight three seeds, 72B one", "as published"),
+    Input("step", "one iteration from empty engines, mean over three seeds", "as published"),
     Input(
         "speculation",
         "accept length of 2.32 (5 siblings done), up to 8 drafts where they pay, each at 20 % of a step",
@@ -111,12 +111,12 @@ def _mean_length(bench: Bench) -> float:
     return bench.demand.mean
 
 
-SEEDS = {"moonlight": (1, 2, 3), "vision": (1,)}
+SEEDS = (1, 2, 3)
 
 
 def seconds(model: str, how: str, speculate: bool = False) -> float:
     """When the last rollout finished, mean over the seeds."""
-    return mean([rollout(model, how, speculate, seed).end_s for seed in SEEDS[model]])
+    return mean([rollout(model, how, speculate, seed).end_s for seed in SEEDS])
 
 
 def speedup(model: str, how: str, speculate: bool = False) -> float:
@@ -124,9 +124,14 @@ def speedup(model: str, how: str, speculate: bool = False) -> float:
     return seconds(model, "static") / seconds(model, how, speculate)
 
 
+def _statics(model: str) -> list[Run]:
+    """verl's rollout under each seed."""
+    return [rollout(model, "static", seed=seed) for seed in SEEDS]
+
+
 def _moonlight() -> Mapping[str, float]:
     return {
-        "tail share, verl": mean([rollout("moonlight", "static", seed=s).tail_share() for s in SEEDS["moonlight"]]),
+        "tail share, verl": mean([run.tail_share() for run in _statics("moonlight")]),
         "divided over verl": speedup("moonlight", "divided"),
         "+ context over verl": speedup("moonlight", "context"),
         "Seer over verl": speedup("moonlight", "context", True),
@@ -134,11 +139,11 @@ def _moonlight() -> Mapping[str, float]:
 
 
 def _vision() -> Mapping[str, float]:
-    base = rollout("vision", "static")
+    base = _statics("vision")
     return {
-        "tail share, verl": base.tail_share(),
-        "idle share of engines, verl": 1 - mean(list(base.engine_last.values())) / base.end_s,
-        "preemptions, verl": base.preemptions,
+        "tail share, verl": mean([run.tail_share() for run in base]),
+        "idle share of engines, verl": mean([run.idle_share for run in base]),
+        "preemptions, verl": mean([run.preemptions for run in base]),
         "divided over verl": speedup("vision", "divided"),
         "+ context over verl": speedup("vision", "context"),
         "oracle over verl": speedup("vision", "oracle"),
@@ -167,7 +172,9 @@ def _partial() -> Mapping[str, float]:
     return {
         "Seer over partial rollout": makespan / seconds("vision", "context", True),
         "the same without drafts": makespan / seconds("vision", "context"),
-        "preemptions a step over verl's": run.preemptions / STEPS / rollout("vision", "static").preemptions,
+        "preemptions a step over verl's": run.preemptions
+        / STEPS
+        / mean([base.preemptions for base in _statics("vision")]),
         "first batch's mean length over the mean": float(first["rollout/tokens/mean"]) / _mean_length(vision()),
     }
 
