@@ -26,10 +26,11 @@ from gruppetto.engines.base import Engine, PauseMode
 from gruppetto.errors import EngineError, RunError
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import Recorder
-from gruppetto.record.bounds import RateFit, RateModel
+from gruppetto.record.bounds import RateModel
 from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.loop import Part, RolloutLoop
+from gruppetto.scheduler.meter import StepWork
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.step_record import Decode, LengthLedger, StepClock, StepFacts, rollout_rows, step_metrics
 from gruppetto.trainer.base import Trainer
@@ -46,8 +47,8 @@ class Chooser(Protocol):
         """Before the first step."""
         ...
 
-    async def after_step(self, step: int, metrics: Mapping[str, Any], fit: RateFit, processed: int) -> None:
-        """After a step was recorded. `fit`: how fast the engines decode; `processed`: tokens that the trainer read."""
+    async def after_step(self, metrics: Mapping[str, Any], work: StepWork, processed: int) -> None:
+        """After a step was recorded. `work`: what the engines did; `processed`: tokens that the trainer read."""
         ...
 
     def state(self) -> Mapping[str, Any]:
@@ -198,13 +199,14 @@ class Controller:
             if self._eval_due():
                 trained |= await self._evaluate()
         finally:  # the batch is consumed, whatever comes after
-            metrics = self._record(self._facts(step, parts, batch, trained, clock))
+            facts = self._facts(step, parts, batch, trained, clock)
+            metrics = self._record(facts)
             loop.meter.phase("generate")
         if self._checkpoint_every and self.version % self._checkpoint_every == 0:
             await self._save()
         if self.stages.chooser is not None:
             processed = sum(len(sample.token_ids) for sample in batch.samples)
-            await self.stages.chooser.after_step(step, metrics, self._lengths.fit, processed)
+            await self.stages.chooser.after_step(metrics, facts.work, processed)
 
     def _facts(
         self, step: int, parts: Sequence[Part], batch: Batch, trained: Mapping[str, Any], clock: StepClock

@@ -14,8 +14,18 @@ from gruppetto.record.account import ks_of_counts, upper_share_ratio
 from gruppetto.record.bounds import RateFit
 from gruppetto.scheduler.census import Census
 from gruppetto.scheduler.entries import GroupEntry
-from gruppetto.scheduler.meter import StepWork
+from gruppetto.scheduler.meter import EngineWork, StepWork
 from gruppetto.types import DropReason
+
+
+def add_work(fit: RateFit, engine: EngineWork) -> None:
+    """Adds what an engine did in a step to a fit of its rates; by rows where the engine says how long each took."""
+    if engine.batch_s:
+        for rows, seconds in engine.batch_s.items():
+            fit.add({rows: engine.batch_steps.get(rows, 0)}, seconds)
+    else:
+        fit.add(engine.batch_steps, engine.decode_s)
+    fit.add_prefill(engine.prefill_tokens, engine.prefill_s)
 
 
 class LengthLedger:
@@ -44,12 +54,7 @@ class LengthLedger:
     def measure(self, work: StepWork) -> None:
         """Books how long decode steps took; by rows where the engine says so."""
         for engine in work.engines:
-            if engine.batch_s:
-                for rows, seconds in engine.batch_s.items():
-                    self.fit.add({rows: engine.batch_steps.get(rows, 0)}, seconds)
-            else:
-                self.fit.add(engine.batch_steps, engine.decode_s)
-            self.fit.add_prefill(engine.prefill_tokens, engine.prefill_s)
+            add_work(self.fit, engine)
 
     def critical(self, seconds: float) -> None:
         """Books the critical path of one batch."""

@@ -232,7 +232,7 @@ def _schedule(facts: StepFacts) -> dict[str, Any]:
     }
 
 
-def _prefill_tokens(groups: Sequence[GroupEntry], rates: RateModel) -> int:
+def _prompt_tokens(groups: Sequence[GroupEntry], rates: RateModel) -> int:
     """Prompt tokens that must be prefilled at least: once a group where its rollouts may share them, else once each."""
     return sum(group.prompt * (1 if rates.shares_prompts else len(group.usable())) for group in groups)
 
@@ -246,12 +246,12 @@ def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str,
     """
     work, cohort = (
         facts.work,
-        [Piece(m.id, g.prompt, m.tokens, m.tool_seconds) for g in facts.groups for m in g.usable()],
+        [Piece(m.id, g.prompt, m.tokens, m.tool_seconds, m.others) for g in facts.groups for m in g.usable()],
     )
     slots = sum(engine.slots for engine in work.engines)
     seen.measure(work)
     rates = facts.rates or seen.fit.rates(max((engine.slots for engine in work.engines), default=1), len(work.engines))
-    found = bounds(cohort, rates, _prefill_tokens(facts.groups, rates)) if rates else None
+    found = bounds(cohort, rates, _prompt_tokens(facts.groups, rates)) if rates else None
     made = sum(piece.tokens for piece in cohort)
     in_steps = max(piece.tokens for piece in cohort) * slots / made if made else None
     return {

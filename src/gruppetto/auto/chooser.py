@@ -26,9 +26,9 @@ from gruppetto.auto.estimates import Estimates, engine_model
 from gruppetto.auto.forecast import Forecast, Question
 from gruppetto.auto.learned import Learned, lengths_of
 from gruppetto.auto.present import take
-from gruppetto.record.bounds import RateFit
 from gruppetto.scheduler.beliefs.rule import Choice, Limits, choose
 from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.meter import StepWork
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.rounds import Continuous
 
@@ -69,6 +69,8 @@ class Chooser:
         self._settings, self._ask, self._loop = settings, ask, loop
         self._estimates = Estimates()
         self._choice = choose(settings.limits, None)
+        self._ruled = self._choice
+        """What the rule would have."""
         self._next: Choice | None = None
         """Waits for the pool to drain."""
         self._pending: asyncio.Task[list[Forecast]] | None = None
@@ -93,19 +95,19 @@ class Chooser:
         """Before the first step: what is safe when nothing is known."""
         self._follow(self._choice)
 
-    async def after_step(self, step: int, metrics: Mapping[str, Any], fit: RateFit, processed: int) -> None:
+    async def after_step(self, metrics: Mapping[str, Any], work: StepWork, processed: int) -> None:
         """Learns from a step, asks for forecasts when they are due, follows them when they are in."""
-        self._estimates.add(metrics, self._loop.pool, processed)
+        self._estimates.add(metrics, self._loop.pool, work, processed)
         self._check_forecast(metrics)
         if self._next is not None:
             self._drained()
         if self._pending is not None and (self._pending.done() or self._settings.deterministic):
             await self._consider()
         if self._due() and self._pending is None:
-            question = self._question(fit)
+            question = self._question()
             if question is None:
                 return
-            self._asked = self._candidates(fit)
+            self._asked = self._candidates()
             self._pending = asyncio.get_running_loop().create_task(self._answer(question, self._asked))
             if self._settings.deterministic:
                 await self._consider()
@@ -136,17 +138,17 @@ class Chooser:
             return replace(limits, allow_mask=False, allow_censoring=False)
         return limits
 
-    def _candidates(self, fit: RateFit) -> list[Choice]:
-        ruled = self._ruled(fit)
+    def _candidates(self) -> list[Choice]:
+        ruled = self._ruled = self._rule()
         history = self._loop.memory.defer_above is not None
         tried = candidates(ruled, self._choice, self._limits(), history=history)
         kept = [choice for choice in tried if choice not in self._out or choice in (ruled, self._choice)]
         return kept[: self._settings.max_candidates]
 
-    def _ruled(self, fit: RateFit) -> Choice:
+    def _rule(self) -> Choice:
         loop = self._loop
         belief = loop.memory.estimator.belief()
-        rates = fit.rates(loop.pool.engines()[0].slots, len(loop.pool.engines()))
+        rates = self._estimates.rates(loop.pool.engines()[0].slots, len(loop.pool.engines()))
         if belief is None or rates is None:
             return choose(self._limits(), None)
         measured = self._estimates.measured(loop.memory, belief, loop.pool, rates, self._prompt())
@@ -156,11 +158,11 @@ class Chooser:
         prompts = [group.prompt for group in self._loop.pool.groups.values()]
         return sum(prompts) // len(prompts) if prompts else self._loop.memory.prompt_tokens
 
-    def _question(self, fit: RateFit) -> Question | None:
+    def _question(self) -> Question | None:
         loop, memory = self._loop, self._loop.memory
         engines = loop.pool.engines()
         belief = memory.estimator.belief()
-        rates = fit.rates(engines[0].slots, len(engines)) if engines else None
+        rates = self._estimates.rates(engines[0].slots, len(engines)) if engines else None
         lengths = lengths_of(memory.estimator.recent_groups(), loop.pool.max_tokens)
         if belief is None or rates is None or lengths is None:
             return None
@@ -209,10 +211,9 @@ class Chooser:
         usable = {choice: answer for choice, answer in known.items() if self._usable(choice, answer)}
         if not usable:
             return
-        ruled = self._asked[1] if len(self._asked) > 1 else self._asked[0]
         best = max(usable, key=lambda choice: usable[choice].tokens_s)
-        if self._distrusted and ruled in usable:
-            best = ruled
+        if self._distrusted and self._ruled in usable:
+            best = self._ruled
         present = usable.get(self._choice)
         gain, doubt = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
         switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain, doubt))

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from gruppetto.record.bounds import Piece, Rates, bounds
+from gruppetto.length_ledger import add_work
+from gruppetto.record.bounds import Piece, RateFit, Rates, bounds
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.rule import Measured
 from gruppetto.scheduler.memory import LengthMemory
+from gruppetto.scheduler.meter import StepWork
 from gruppetto.scheduler.policies.over_provision import best_eta
 from gruppetto.scheduler.pool import Pool
 from gruppetto.sim.engine import EngineModel
@@ -34,6 +36,7 @@ class _Step:
     step_s: float
     masked: float | None
     kv_held: float
+    work: StepWork
 
 
 class Estimates:
@@ -43,8 +46,8 @@ class Estimates:
         self._steps: deque[_Step] = deque(maxlen=WINDOW)
         self.count = 0
 
-    def add(self, metrics: Mapping[str, Any], pool: Pool, processed: int) -> None:
-        """One step's metrics; `processed` tokens went through the trainer."""
+    def add(self, metrics: Mapping[str, Any], pool: Pool, work: StepWork, processed: int) -> None:
+        """One step's metrics and what the engines did in it; `processed` tokens went through the trainer."""
         self.count += 1
         capacity = sum(seat.kv_capacity for seat in pool.engines())
         held = sum(seat.kv_held for seat in pool.engines())
@@ -58,8 +61,17 @@ class Estimates:
                 metrics["time/step_s"],
                 masked if masked else None,
                 held / capacity if capacity else 0.0,
+                work,
             )
         )
+
+    def rates(self, slots: int, engines: int) -> Rates | None:
+        """How fast the engines were in these steps."""
+        fit = RateFit()
+        for step in self._steps:
+            for engine in step.work.engines:
+                add_work(fit, engine)
+        return fit.rates(slots, engines)
 
     def trainer(self) -> TrainerModel:
         """The trainer's prices."""

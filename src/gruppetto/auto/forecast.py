@@ -221,7 +221,6 @@ class StepTotals(Controller):
         self._rows.append((facts.seconds["step"], trained, masked, dropped, stale))
         if not self._learns:
             return {}
-        self._lengths.measure(facts.work)
         seconds = {f"time/{name}_s": value for name, value in facts.seconds.items()}
         return {**seconds, "tokens/batch_trained": trained, "waste/masked_share": masked / max(1, trained + masked)}
 

@@ -4,9 +4,12 @@ Three bounds that no schedule beats (Graham's for list schedules, with rates tha
 
     critical path   the slowest rollout alone: prefill, decode at batch 1, its tool calls
     area            all work at the best throughput: a*S + b*sum(L) + c*Q over the engines, S >= sum(L)/slots steps and,
-                    where KV is limited, S >= Q/capacity; Q = sum(P*L + L^2/2) token-steps of KV
+                    where KV is limited, S >= Q/capacity; Q = sum((P + O/2)*L + L^2/2) token-steps of KV
     staircase       max over k of S_k / G(k): the k longest need S_k tokens, and while at most k of them run they get at
                     most G(k) tokens a second together (with c = 0, which keeps it a bound)
+
+Of P prompt tokens, L model tokens and O observation tokens a rollout's P and O are prefilled once, and half of O is there
+on average while it decodes: exact where turns are alike, an estimate otherwise.
 
 `rho` = critical path / area says which of them binds. The window figure for staleness k >= 1 is a heuristic, not a
 bound: real runs went up to 6 % below it, since groups are launched out of step with batches.
@@ -23,12 +26,14 @@ from typing import NamedTuple, Protocol
 
 
 class Piece(NamedTuple):
-    """One rollout of the cohort: whole prompt and response in tokens, seconds in tool calls."""
+    """One rollout of the cohort: whole prompt and response in tokens, seconds in tool calls, and the tokens of its
+    observations."""
 
     rollout: str
     prompt: int
     tokens: int
     tool_s: float = 0.0
+    others: int = 0
 
 
 class RateModel(Protocol):
@@ -44,8 +49,8 @@ class RateModel(Protocol):
         """The rollouts of a group may share one prefill of their prompt."""
         ...
 
-    def alone_s(self, prompt: int, tokens: int) -> float:
-        """Seconds of one rollout that has an engine to itself."""
+    def alone_s(self, prompt: int, tokens: int, others: int = 0) -> float:
+        """Seconds of one rollout that has an engine to itself; `others` are its observation tokens."""
         ...
 
     def rate(self, rows: int) -> float:
@@ -88,9 +93,9 @@ class Rates:
         """Seconds of one decode step of one engine with `rows` rows that hold `context` tokens together."""
         return self.base_s + self.row_s * rows + self.kv_s * context
 
-    def alone_s(self, prompt: int, tokens: int) -> float:
-        decode = (self.base_s + self.row_s) * tokens + self.kv_s * (prompt * tokens + tokens * tokens / 2)
-        return decode + self.prefill_s * prompt
+    def alone_s(self, prompt: int, tokens: int, others: int = 0) -> float:
+        decode = (self.base_s + self.row_s) * tokens + self.kv_s * token_steps(prompt, tokens, others)
+        return decode + self.prefill_s * (prompt + others)
 
     def rate(self, rows: int) -> float:
         """Tokens a second with c = 0; a batch spread evenly over the engines is best, since throughput is concave."""
@@ -196,22 +201,29 @@ class Bounds:
         return max(self.area_s, mean_critical_s / (k + 1))
 
 
-def bounds(cohort: Sequence[Piece], rates: RateModel, prefill_tokens: int = 0) -> Bounds | None:
-    """The bounds of a cohort from nothing; None for an empty one. `prefill_tokens`: prompts, each counted once."""
+def token_steps(prompt: int, tokens: int, others: int) -> float:
+    """Token-steps of KV that a rollout holds while it decodes; its observations come in evenly."""
+    return tokens * (prompt + others / 2 + tokens / 2)
+
+
+def bounds(cohort: Sequence[Piece], rates: RateModel, prompt_tokens: int = 0) -> Bounds | None:
+    """The bounds of a cohort from nothing; None for an empty one. `prompt_tokens` of prompts must be prefilled (each
+    counted once where they are shared); observations are by rollout, and come on top."""
     if not cohort:
         return None
     critical_s, slowest = -1.0, ""
-    kv_steps = 0.0
-    for rollout, prompt, tokens, tool_s in cohort:
-        kv_steps += tokens * (prompt + tokens / 2)
-        alone = rates.alone_s(prompt, tokens) + tool_s
+    held, observed = 0.0, 0
+    for rollout, prompt, tokens, tool_s, others in cohort:
+        held += token_steps(prompt, tokens, others)
+        observed += others
+        alone = rates.alone_s(prompt, tokens, others) + tool_s
         if alone > critical_s:
             critical_s, slowest = alone, rollout
     lengths = [piece[2] for piece in cohort]
     return Bounds(
         critical_s=critical_s,
         slowest=slowest,
-        area_s=rates.area_s(sum(lengths), kv_steps, prefill_tokens),
+        area_s=rates.area_s(sum(lengths), held, prompt_tokens + observed),
         staircase_s=staircase_s(lengths, rates),
     )
 

@@ -31,8 +31,9 @@ class ModelRates:
         """Seconds of one decode step of one engine with `rows` rows that hold `context` tokens together."""
         return self.model.step_s(int(rows), int(context))
 
-    def alone_s(self, prompt: int, tokens: int) -> float:
-        return self.model.alone_s(prompt, tokens)
+    def alone_s(self, prompt: int, tokens: int, others: int = 0) -> float:
+        half = others // 2  # of them are there on average while it decodes
+        return self.model.alone_s(prompt + half, tokens) + self.model.prefill_token_s * (others - half)
 
     def rate(self, rows: int) -> float:
         engines = min(self.engines, rows)

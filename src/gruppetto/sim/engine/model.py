@@ -4,9 +4,9 @@ A decode step with `b` live rows that hold `kv` context tokens in all takes
 
     tau(b, kv) = base + max(weights + kv * kv_token, b * compute_row) + b * row        seconds
 
-(weights and KV are read once a step, or the matrix units are the limit; fitted to TRT-LLM's published saturation rows within
-2 % to 9 %). Every row gets one token a step, so `kv` grows by `b`, and the seconds of n steps are a
-quadratic in n once reading is the limit: `steps_s` sums it and `steps_in` inverts it, both in O(1).
+(weights and KV are read once a step, or the matrix units are the limit; TRT-LLM's published saturation rows fit within
+2 % to 9 %). Every row gets one token a step, so `kv` grows by `b`, and the seconds of n steps are a quadratic in n once
+reading is the limit: `steps_s` sums it and `steps_in` inverts it, both in O(1).
 
 With speculation a step stands for one accepted token of each row at its average price: tau * cost / accepted tokens.
 """
@@ -96,7 +96,7 @@ class EngineModel:
     ) -> EngineModel:
         """The constants of `tp` GPUs that serve one model. Raises `UserError` where the weights leave no room for KV.
 
-        Defaults fit TRT-LLM's published rows: 75 % of the bandwidth and 60 % of the peak in decode, 41 % of it in prefill,
+        Defaults fit TRT-LLM's published rows: 75 % of the bandwidth and 60 % of the peak in decode, 41 % in prefill,
         0.5 ms a step on one GPU, 6 ms with tensor parallelism (all-reduces). RL engines run at 0.15 to 0.6 of that:
         `engine_efficiency` divides every time. A mixture of experts is charged for reading all of its weights, which
         holds for batches, and computes with `active_params`. `link_bytes_s` is what a KV move gets (400 Gb/s).
