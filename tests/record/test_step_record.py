@@ -87,7 +87,15 @@ def work(batch_steps, generate_s=100.0, **fields):
 
 
 def pool_of(**fields):
-    pool = {"version": 6, "census": Census(), "num_live": 1, "num_ready": 0, "num_deferred": 0, "batch_groups": 2, "queue": list}
+    pool = {
+        "version": 6,
+        "census": Census(),
+        "num_live": 1,
+        "num_ready": 0,
+        "num_deferred": 0,
+        "batch_groups": 2,
+        "queue": list,
+    }
     return SimpleNamespace(**(pool | fields))
 
 
