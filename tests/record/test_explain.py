@@ -1,16 +1,12 @@
 """Explain: what a run folder says is found, in words and as data; what it lacks is said; bad input is refused."""
 
 import json
-import tomllib
 
 import pytest
 
 from gruppetto.cli.main import main
-from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
-from gruppetto.presets import build_policy
 from gruppetto.record.explain import explain, sections, to_text
-from gruppetto.record.explain.advice import Measured, advise
 from gruppetto.record.explain.read import Event
 from gruppetto.record.explain.timeline import timelines
 from gruppetto.scheduler.meter import CAUSES
@@ -354,86 +350,6 @@ def test_what_finished_before_a_step_began_finished_at_its_beginning():
     found = timelines([*early, event(8, "close", groups=[0], version=1)], {2})
     assert (found[2].last[0].at_s, found[2].tail_s, found[2].most_done_s) == (0.0, 0.0, 0.0)
     assert timelines([*early, event(8, "close", groups=[0], version=1)], {5}) == {}
-
-
-# -- advice -----------------------------------------------------------------------------------------------------------
-
-TAIL = {"tail": 0.5}
-
-
-def layered(**fields):
-    return {"scheduler": {"type": "layered", **fields}}
-
-
-@pytest.mark.parametrize(
-    ("measured", "config", "expected"),
-    [
-        (Measured(rho=41, icc=0.05, shares=TAIL), {}, {"max_staleness": 1, "over_age": "mask", "depth": 2}),
-        (Measured(rho=15, icc=0.86, shares=TAIL), {}, {"defer_steps": 10}),
-        (Measured(rho=0.5, icc=0.05, excess=0.3, shares=TAIL), {}, {"max_staleness": 1, "over_age": "wait"}),
-        (Measured(rho=0.5, icc=0.9, excess=0.3, shares=TAIL), {}, {"type": "layered", "max_staleness": 0}),
-        (
-            Measured(rho=15, icc=0.5, shares=TAIL),
-            layered(max_staleness=1, over_age="wait"),
-            {"over_age": "mask", "depth": 1.5},
-        ),
-        (
-            Measured(rho=0.4, masked=0.2, excess=0.3, shares=TAIL),
-            layered(max_staleness=1, over_age="mask"),
-            {"over_age": "wait", "depth": 1.25},
-        ),
-        (Measured(p99_ratio=0.1), layered(over_age="drop", max_staleness=1), {"over_age": "mask"}),
-        (Measured(p99_ratio=0.1), {"scheduler": {"type": "tail_batch"}}, {"type": "layered", "over_age": "mask"}),
-        (Measured(p99_ratio=0.1, failed=9), {"rollout": {"timeout_s": 60.0}}, {"timeout_s": 120}),
-        (Measured(shares={"reward": 0.2}), {"reward": {"processes": 3}}, {"processes": 6}),
-        (Measured(shares={"tool": 0.2}), {}, {"kv": "hold", "max_staleness": 1}),
-        (Measured(shares={"queue": 0.2}), {"engine": {"admit_batch": 4}}, {"admit_batch": 1}),
-        (Measured(shares={"kv_full": 0.2}), {}, {"kv": "hold"}),
-        (Measured(shares={"trainer": 0.3}), {}, {"stream": True}),
-        (Measured(shares={"sync": 0.1}), {"rollout": {"prompts_per_step": 8}}, {"prompts_per_step": 16}),
-    ],
-)
-def test_the_rules_and_the_lines_they_write(measured, config, expected):
-    advice = advise(measured, config)
-    tables = tomllib.loads("\n".join(advice[0].lines))
-    (table,) = tables.values()
-    assert expected.items() <= table.items()
-    for entry in advice:
-        assert entry.why
-        assert entry.price
-        lines = tomllib.loads("\n".join(entry.lines))
-        merged = {name: config.get(name, {}) | settings for name, settings in lines.items()}
-        build_policy(Config.model_validate(merged))
-
-
-def test_the_largest_loss_comes_first():
-    measured = Measured(rho=41, p99_ratio=0.1, failed=1, shares={"tail": 0.3, "trainer": 0.4, "reward": 0.1})
-    weights = [entry.weight for entry in advise(measured, {})]
-    assert weights == sorted(weights, reverse=True) == [2.0, 0.4, 0.3, 0.3, 0.1]
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        Measured(),
-        Measured(rho=41, shares={"tail": 0.01}),
-        Measured(rho=0.3, excess=0.01, shares=TAIL),
-        Measured(p99_ratio=0.95),
-    ],
-)
-def test_nothing_is_suggested_where_nothing_is_lost(measured):
-    assert advise(measured, {}) == []
-
-
-def test_no_suggestion_censors():
-    causes = [{cause: 0.4} for cause in CAUSES]
-    configs = [{}, layered(max_staleness=1, over_age="drop"), {"scheduler": {"type": "tail_batch"}}]
-    for shares in causes:
-        for config in configs:
-            for rho in (None, 0.1, 1.0, 3.0, 40.0):
-                for p99 in (None, 0.2):
-                    for entry in advise(Measured(rho=rho, icc=0.5, p99_ratio=p99, failed=2, shares=shares), config):
-                        assert not {'over_age = "drop"', 'type = "tail_batch"'} & set(entry.lines)
 
 
 def test_the_study_table_between_its_points():

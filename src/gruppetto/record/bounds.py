@@ -8,8 +8,8 @@ Three bounds that no schedule beats (Graham's for list schedules, with rates tha
     staircase       max over k of S_k / G(k): the k longest need S_k tokens, and while at most k of them run they get at
                     most G(k) tokens a second together (with c = 0, which keeps it a bound)
 
-Of P prompt tokens, L model tokens and O observation tokens a rollout's P and O are prefilled once, and half of O is there
-on average while it decodes: exact where turns are alike, an estimate otherwise.
+Of P prompt tokens, L model tokens and O observation tokens a rollout's P and O are prefilled once, and half of O is
+there on average while it decodes: exact where turns are alike, an estimate otherwise.
 
 `rho` = critical path / area says which of them binds. The window figure for staleness k >= 1 is a heuristic, not a
 bound: real runs went up to 6 % below it, since groups are launched out of step with batches.
