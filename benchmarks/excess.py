@@ -3,8 +3,8 @@
     python benchmarks/excess.py [--steps 16] [--seeds 2] [--json FILE]
 
 Lognormal lengths (median 1,000 tokens, sigma .85, cut at 8k), 8 rollouts a prompt, engines of 64 slots (prices of
-family A); prompts and engines move rho = critical path / area. Excess = mean rollout seconds of a step over the mean k = 0
-bound of its batch, after 4 warm-up steps, the same rollouts for every policy, virtual time.
+family A); prompts and engines move rho = critical path / area. Excess = mean rollout seconds of a step over the mean
+k = 0 bound of its batch, after 4 warm-up steps, the same rollouts for every policy, virtual time.
 Figures (excess.<policy>.rho_<rho>.icc_<icc>): the excess. `history` goes through a data set of 2 epochs' prompts.
 """
 
