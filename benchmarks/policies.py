@@ -54,13 +54,12 @@ LIMITS = {
 }
 ON_POLICY = Choice(order="probe_then_longest", stream=True)
 FIXED: dict[str, Choice] = {
-    "sync": Choice(order="fifo", stream=False),
     "sync streamed": Choice(order="fifo", stream=True),
     "layered k=0": ON_POLICY,
-    **{f"k=0 mask {d:g}": replace(ON_POLICY, depth=d, over_age="mask") for d in (1.1, 1.25, 1.5)},
-    **{f"tail_batch {eta:g}": replace(ON_POLICY, tail_batch=eta) for eta in (1.1, 1.25, 1.5)},
-    **{f"k=1 wait {d:g}": Choice(depth=d, max_staleness=1, order="fifo") for d in (1.25, 1.5, 2.0)},
-    **{f"k=1 mask {d:g}": Choice(depth=d, max_staleness=1, over_age="mask", order="fifo") for d in (1.25, 1.5, 2.0)},
+    **{f"k=0 mask {d:g}": replace(ON_POLICY, depth=d, over_age="mask") for d in (1.1, 1.25)},
+    **{f"tail_batch {eta:g}": replace(ON_POLICY, tail_batch=eta) for eta in (1.1, 1.25)},
+    **{f"k=1 wait {d:g}": Choice(depth=d, max_staleness=1, order="fifo") for d in (1.25, 2.0)},
+    **{f"k=1 mask {d:g}": Choice(depth=d, max_staleness=1, over_age="mask", order="fifo") for d in (1.5, 2.0)},
 }
 """What `auto` is measured against."""
 
@@ -94,7 +93,7 @@ def random_case(number: int, steps: int = STEPS) -> Case:
     """A workload drawn by its number: rho about .2 to 25, ICC .05, .4 or .85, no, independent or clustered runaways."""
     draw = stream(20_26, "case", number)
     icc, kind = draw.choice((0.05, 0.4, 0.85)), draw.choice(("none", "independent", "clustered"))
-    groups, size, cap = 32, 8, draw.choice((8192, 16_384, 32_768))
+    groups, size, cap = 16, 8, draw.choice((8192, 16_384, 32_768))
     kinds: dict[str, dict[str, Any]] = {
         "none": {},
         "independent": {"q0": draw.choice((0.002, 0.004, 0.008))},
@@ -109,7 +108,7 @@ def random_case(number: int, steps: int = STEPS) -> Case:
         drift_groups=groups * steps,
         **kinds[kind],
     )
-    engines = draw.choice((1, 2, 4, 8))
+    engines = draw.choice((1, 1, 2, 4))
     slots = draw.choice((32, 64, 256))
     model = EngineModel(
         slots=slots, base_s=0.004, weights_s=0.0127, row_s=draw.choice((0.0001, 0.0003)), prefill_token_s=4e-5
@@ -270,20 +269,25 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(name, figures)
 
 
+def steps_of(case: Case) -> int:
+    """Fewer where a rollout is many calls."""
+    return STEPS // 2 if case.name == "family-E" else STEPS
+
+
 def run_regret(args: argparse.Namespace) -> None:
     out = Path(args.out)
     known = {json.loads(line)["case"] for line in out.read_text().splitlines()} if out.exists() else set()
-    cases = [family_case(name, scale) for name, scale in FAMILY_SCALES.items()] if args.families else []
-    cases += [random_case(number) for number in range(args.workloads)]
+    cases = [random_case(number) for number in range(args.workloads)]
+    cases += [family_case(name, scale) for name, scale in FAMILY_SCALES.items()] if args.families else []
     todo = [case for case in cases if case.name not in known]
     with ProcessPoolExecutor(args.jobs) as processes:
-        for done in as_completed([processes.submit(regret_of, case, STEPS, SEEDS) for case in todo]):
+        for done in as_completed([processes.submit(regret_of, case, steps_of(case), SEEDS) for case in todo]):
             with out.open("a") as file:
                 file.write(json.dumps(done.result()) + "\n")
             print(done.result()["case"], flush=True)
 
 
-FAMILY_SCALES = {"A": 4, "R": 4, "D": 4, "B": 16, "C": 8, "E": 8}
+FAMILY_SCALES = {"A": 8, "R": 8, "D": 8, "B": 16, "C": 8, "E": 16}
 """So many times fewer prompts and engines than the study's, for the regrets."""
 
 
