@@ -307,20 +307,24 @@ def test_in_lockstep_engines_go_on_after_an_abort():
 
 
 def test_a_poke_or_a_cancelled_wait_begins_no_second_turn_of_the_engines():
+    """And in lockstep a poke is heard when nobody has anything to do: when it comes is no decision."""
+
     async def main():
         engine = Lockstep(seconds=10.0)
         calls = make(engine)
         calls.generate(Entry("g0.0"), TASK, "e0", 50)
-        asyncio.get_running_loop().call_later(3, calls.poke)
-        assert await calls.settle() == []
         waiting = asyncio.create_task(calls.settle())
         await asyncio.sleep(3)
+        calls.poke()
+        await asyncio.sleep(3)
+        assert not waiting.done()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         events = await calls.settle()
-        return [type(e) for e in events], engine.turns, now()
+        calls.poke()
+        return [type(e) for e in events], await calls.settle(), engine.turns, now()
 
-    assert run_virtual(main()) == ([Stopped], 1, 10.0)
+    assert run_virtual(main()) == ([Stopped], [], 1, 10.0)
 
 
 # -- stages with and without `submit` -----------------------------------------------------------------------------
