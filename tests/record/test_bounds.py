@@ -22,8 +22,9 @@ RATES = st.builds(
 )
 
 
-def greedy_s(pieces, rates):
-    """Seconds of a greedy schedule: each engine steps on its own clock and takes the next piece when a slot is free."""
+def greedy_s(pieces, rates, turn=0):
+    """Seconds of a greedy schedule: each engine steps on its own clock and takes the next piece when a slot is free.
+    Turns have `turn` tokens."""
     queue = list(pieces)
     engines = [(0.0, index, []) for index in range(rates.engines)]
     heapq.heapify(engines)
@@ -32,14 +33,18 @@ def greedy_s(pieces, rates):
         at, index, rows = heapq.heappop(engines)
         while queue and len(rows) < rates.slots:
             piece = queue.pop(0)
-            rows.append([piece.tokens, piece.prompt, piece.tool_s])
+            rows.append([piece.tokens, piece.prompt, piece])
             at += rates.prefill_s * piece.prompt
         if not rows:
             continue
         at += rates.step_s(len(rows), sum(context for _, context, _ in rows) + len(rows))
         for row in rows:
             row[0], row[1] = row[0] - 1, row[1] + 1
-        end = max([end, *(at + tool_s for left, _, tool_s in rows if not left)])
+        for row in rows if turn else ():
+            if row[0] and row[0] % turn == 0:  # an observation after each turn but the last
+                seen = row[2].others * turn // (row[2].tokens - turn)
+                at, row[1] = at + rates.prefill_s * seen, row[1] + seen
+        end = max([end, *(at + piece.tool_s for left, _, piece in rows if not left)])
         heapq.heappush(engines, (at, index, [row for row in rows if row[0]]))
     return end
 
@@ -51,6 +56,16 @@ def test_no_schedule_is_below_the_bound(shapes, rates):
     assert found.bound_s <= greedy_s(cohort, rates) * (1 + 1e-9)
     assert min(found.critical_s, found.area_s, found.staircase_s) > 0
     assert found.slowest in {piece.rollout for piece in cohort}
+
+
+TURNS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=20)
+
+
+@given(TURNS, st.integers(1, 10), RATES)
+def test_no_schedule_of_turns_is_below_the_bound(shapes, turn, rates):
+    cohort = [Piece("", prompt, turns * turn, 0.0, (turns - 1) * seen) for prompt, turns, seen in shapes]
+    found = bounds(cohort, rates, sum(piece.prompt for piece in cohort))
+    assert found.bound_s <= greedy_s(cohort, rates, turn) * (1 + 1e-9)
 
 
 @given(LENGTHS, RATES)
@@ -78,6 +93,10 @@ def test_fewer_rows_may_always_run():
 def test_by_hand():
     rates = Rates(base_s=1.0, row_s=0.5, kv_s=0.1, prefill_s=0.01, slots=2, engines=2)
     assert rates.alone_s(100, 10) == 15 + 0.1 * (1000 + 50) + 1
+    assert rates.alone_s(100, 10, 20) == pytest.approx(15 + 0.1 * (1100 + 50) + 1.2)
+    seen = bounds([Piece("r", 100, 10, 3.0, 20)], rates, 100)
+    assert seen.critical_s == pytest.approx(15 + 0.1 * (1100 + 50) + 1.2 + 3)
+    assert seen.area_s == pytest.approx((5 + 5 + 0.1 * (1100 + 50) + 1.2) / 2)
     assert [rates.rate(rows) for rows in (1, 2, 4, 9)] == [1 / 1.5, 2 / 1.5, 4 / 2, 4 / 2]
     assert rates.area_s(40, 100.0, 100) == (20 + 20 + 10 + 1) / 2
     limited = Rates(base_s=1.0, row_s=0.0, slots=2, engines=1, kv_capacity=10)

@@ -14,7 +14,8 @@ from gruppetto.cli.main import main
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.static import Static
 from gruppetto.sim.engine import EngineModel
-from gruppetto.sim.reproduce.bench import Bench, PooledKV, play
+from gruppetto.sim.engine.rows import PooledKV
+from gruppetto.sim.reproduce.bench import Bench, play
 from gruppetto.sim.reproduce.catalogue import NOT_OURS, STUDIES, as_json, chosen, share_within
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of, longest_first
 from gruppetto.sim.reproduce.speculate import BATCHES, accepted, rate_of, speculating

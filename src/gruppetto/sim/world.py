@@ -16,7 +16,7 @@ from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.policies.base import SchedulingPolicy
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.demand import Plans, SimTasks, SimTools
-from gruppetto.sim.engine import EngineModel, SimEngine
+from gruppetto.sim.engine import EngineModel, SimEngine, share_kv
 from gruppetto.sim.failures import Failure, plan
 from gruppetto.sim.rates import ModelRates
 from gruppetto.sim.stages import SimChannel, SimReward, SimTrainer, sketch_batch
@@ -77,6 +77,8 @@ class World:
             )
             for index in range(spec.engines)
         ]
+        if spec.policy.placing.kv_pool:
+            share_kv(engines)
         rates = ModelRates(spec.model, len(engines))
         reward = SimReward(spec.score_of, spec.trainer.score_s)
         source = SimTasks(spec.plans.demand, spec.seed, size=spec.tasks)

@@ -7,6 +7,6 @@ over time, `simulated` the engine contract around it.
 from gruppetto.sim.engine.hardware import GPU, GPUS
 from gruppetto.sim.engine.model import EngineModel
 from gruppetto.sim.engine.rows import Zeros
-from gruppetto.sim.engine.simulated import LengthOf, SimEngine
+from gruppetto.sim.engine.simulated import LengthOf, SimEngine, share_kv
 
-__all__ = ["GPU", "GPUS", "EngineModel", "LengthOf", "SimEngine", "Zeros"]
+__all__ = ["GPU", "GPUS", "EngineModel", "LengthOf", "SimEngine", "Zeros", "share_kv"]

@@ -135,3 +135,20 @@ class IdleKV:
         """Drops everything."""
         self._held.clear()
         self.total = 0
+
+
+class PooledKV(IdleKV):
+    """KV in a pool beside the engines (Mooncake's, in Seer): every engine finds it, it takes no room on any, and it is
+    dropped with its weights only."""
+
+    __slots__ = ()
+
+    def put(self, rid: str, tokens: int) -> None:
+        if tokens > 0:
+            self._held[rid] = tokens
+
+    def take(self, rid: str) -> int:
+        return self._held.pop(rid, 0)
+
+    def shrink(self, room: int) -> None:
+        return

@@ -25,7 +25,7 @@ from gruppetto.engines.base import (
 from gruppetto.errors import EngineError
 from gruppetto.sim.engine.clockwork import NEVER, Clockwork
 from gruppetto.sim.engine.model import EngineModel
-from gruppetto.sim.engine.rows import Row
+from gruppetto.sim.engine.rows import PooledKV, Row
 from gruppetto.weights.base import Bucket
 
 LengthOf = Callable[[GenerateRequest], int]
@@ -309,3 +309,10 @@ class SimEngine(Engine):
     def _on_timer(self) -> None:
         self._timer = None
         self._turn()
+
+
+def share_kv(engines: Sequence[SimEngine]) -> None:
+    """Gives engines that have not begun one pool for the KV of rollouts that left."""
+    pool = PooledKV()
+    for engine in engines:
+        engine._clockwork.idle = pool

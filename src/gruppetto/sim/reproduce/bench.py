@@ -14,8 +14,7 @@ from gruppetto.clock import run_virtual
 from gruppetto.config.schema import Config
 from gruppetto.record.base import Recorder
 from gruppetto.scheduler.policies.composed import Composed
-from gruppetto.sim.engine import EngineModel
-from gruppetto.sim.engine.rows import IdleKV
+from gruppetto.sim.engine import EngineModel, share_kv
 from gruppetto.sim.simulate import spec_of
 from gruppetto.sim.workload.base import Demand
 from gruppetto.sim.world import Spec, World
@@ -168,34 +167,11 @@ def play(
 async def _play(spec: Spec, run: Run, pool_kv: bool) -> None:
     world = World.of(spec, run)
     if pool_kv:
-        share_kv(world)
+        share_kv(world.engines)
     await world.run()
     stats = [engine.stats() for engine in world.engines]
     run.preemptions = sum(engine.preemptions_total for engine in stats)
     run.prefill_tokens = sum(engine.prefill_tokens_total for engine in stats)
-
-
-class PooledKV(IdleKV):
-    """KV that lies in a pool beside the engines (Mooncake in Seer): it takes no room on them and is never evicted."""
-
-    __slots__ = ()
-
-    def put(self, rid: str, tokens: int) -> None:
-        if tokens > 0:
-            self._held[rid] = tokens
-
-    def take(self, rid: str) -> int:
-        return self._held.pop(rid, 0)
-
-    def shrink(self, room: int) -> None:
-        return
-
-
-def share_kv(world: World) -> None:
-    """Gives all engines one pool for the KV of rollouts that left."""
-    pool = PooledKV()
-    for engine in world.engines:
-        engine._clockwork.idle = pool
 
 
 def mean(values: Sequence[float]) -> float:
