@@ -206,7 +206,7 @@ def _rho_words(rho: float | None) -> Iterable[str]:
         yield f"rho is {rho:.2f}: throughput binds, not the tail; a scheduling policy can win little."
     else:
         yield (
-            f"rho is {rho:.2f}: the tail is as long as {rho:.0%} of all work at full speed. In the study launch order "
+            f"rho is {rho:.2f}: the tail is as long as {rho:.0%} of all work at full speed. In our study launch order "
             f"was {fifo_excess(rho):.0%} above the bound here; one step of staleness removes most of that."
         )
 
