@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from heapq import heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar, TypeVarTuple
 
 from gruppetto.errors import StallError
@@ -49,6 +49,9 @@ def wall() -> float:
 _LOOK_EVERY = 256
 """Turns of the virtual loop after which it looks whether a signal has come."""
 
+_SWEEP_FROM = 50
+"""Cancelled timers that may lie about in the heap."""
+
 
 class _JumpingSelector(selectors.SelectSelector):
     """A selector that sets the clock forward instead of waiting.
@@ -77,7 +80,6 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """`timeout` is 0 where something can run at once, None where no timer is left."""
-        self.turns += 1
         if self._files > 1 or timeout is None or self.turns >= _LOOK_EVERY:
             self.turns = 0
             if ready := super().select(0):
@@ -85,27 +87,23 @@ class _JumpingSelector(selectors.SelectSelector):
         if timeout != 0 and not self.loop.has_ready():
             if timeout is None:
                 raise StallError("virtual time: every task waits and no timer is left; nothing can ever run again")
-            due = self.loop.next_due()
-            self.time = due if due - self.time <= timeout else self.time + timeout  # asyncio waits a day at most
+            self.time = max(self.time, self.loop.next_due())
         return []
 
 
 class _Timer(asyncio.TimerHandle):
-    """One of the virtual loop's timers. Of those due at the same time the one set first goes first, where asyncio's
-    order depends on the timers that were cancelled before."""
+    """One of the virtual loop's timers."""
 
-    __slots__ = ("order",)
+    __slots__ = ()
 
-    order: int
     _when: float
+    _cancelled: bool
     _scheduled: bool
-
-    def __lt__(self, other: _Timer) -> bool:  # type: ignore[override]
-        return self._when < other._when or (self._when == other._when and self.order < other.order)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop on virtual time: where it would wait for the next timer, its clock jumps to it, exactly.
+    """An asyncio loop on virtual time: where it would wait for the next timer, its clock jumps to it, exactly. Of
+    timers due at the same time the one set first goes first, where asyncio's order depends on those cancelled before.
 
     Threads and real I/O must not be awaited under it: time would run away, or nothing would seem left to run.
     `call_soon_threadsafe` loses nothing: the loop never sleeps and so needs no waking, and what a thread has handed
@@ -113,7 +111,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
 
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
+    _scheduled: list[tuple[float, int, _Timer]]
+    """A heap by (time, order of setting), which tuples compare without a call of Python code."""
+    _timer_cancelled_count: int
+    _stopping: bool
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -122,30 +123,57 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-9
         self._timers = 0
 
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self.get_debug() or self.is_closed():
+            return super().call_soon(callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
+        timer._scheduled = True
         self._timers += 1
-        timer.order, timer._scheduled = self._timers, True
-        heappush(self._scheduled, timer)
+        heappush(self._scheduled, (when, self._timers, timer))
         return timer
 
     def time(self) -> float:
         return self._jumping.time
 
     def _run_once(self) -> None:
-        """One turn, as asyncio does it. Where only callbacks are due it runs them and leaves the rest of that out."""
+        """One turn, as asyncio does it, but for what only real time needs."""
         ready, jumping = self._ready, self._jumping
-        timer_due = self._scheduled and self._scheduled[0].when() < jumping.time + self._clock_resolution
-        if not ready or timer_due or jumping.turns >= _LOOK_EVERY or self.get_debug():
-            super()._run_once()  # type: ignore[misc]
-            return
         jumping.turns += 1
-        for _ in range(len(ready)):
+        self._forget_cancelled()
+        scheduled = self._scheduled
+        if not ready or jumping.turns >= _LOOK_EVERY:
+            timeout = 0.0 if ready or self._stopping else 1.0 if scheduled else None
+            self._process_events(jumping.select(timeout))  # type: ignore[attr-defined]
+        end = jumping.time + self._clock_resolution
+        while scheduled and scheduled[0][0] < end:
+            timer = heappop(scheduled)[2]
+            timer._scheduled = False
+            self._timer_cancelled_count -= timer._cancelled
+            ready.append(timer)
+        for _ in range(len(ready)):  # what these call in turn is for the next turn
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
+
+    def _forget_cancelled(self) -> None:
+        """Takes cancelled timers from the head of the heap, and all of them once they are more than half of it."""
+        scheduled = self._scheduled
+        if self._timer_cancelled_count > max(_SWEEP_FROM, len(scheduled) // 2):
+            scheduled[:] = [item for item in scheduled if not item[2]._cancelled]
+            heapify(scheduled)
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0][2]._cancelled:
+            heappop(scheduled)[2]._scheduled = False
+            self._timer_cancelled_count -= 1
 
     def has_ready(self) -> bool:
         """Something can run at once."""
@@ -153,7 +181,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def next_due(self) -> float:
         """The time of the next timer."""
-        return self._scheduled[0].when()
+        return self._scheduled[0][0]
 
 
 def is_virtual() -> bool:

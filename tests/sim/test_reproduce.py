@@ -146,7 +146,7 @@ def test_pooled_kv_follows_a_rollout() -> None:
     """Chunks that move pay a prefill without a pool and none with it."""
     chunked = {"type": "divided", "order": "fifo", "chunk": 16}
     tight = bench(engine=replace(ENGINE, kv_capacity=500))
-    apart, pooled = (play(tight, chunked, pool_kv=pool).prefill_tokens for pool in (False, True))
+    apart, pooled = (play(tight, {**chunked, "kv_pool": pool}, pool_kv=pool).prefill_tokens for pool in (False, True))
     assert pooled == 36 * 20  # the prompts, once
     assert apart > pooled
 

@@ -68,7 +68,7 @@ class Pool(PoolState):
         if self._chunked.pop(rollout, None) is None:
             self.line.remove(entry)
         entry.moves += entry.home not in (None, engine)
-        self.seating.sit(entry, engine, may_make)
+        self._pushed_out(self.seating.sit(entry, engine, may_make))
         entry.state, entry.started_at, entry.started_version = State.RUNNING, now, self.version
         self.num_running += 1
         self._age(entry.group, self.version)
@@ -254,6 +254,7 @@ class Pool(PoolState):
         for entry in self.rollouts.values():
             if entry.home is not None:
                 self.seating.release(entry)
+                self.line.lost_kv(entry)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -301,11 +302,15 @@ class Pool(PoolState):
 
     def _leave_engine(self, rollout: str, now: float, *, keeps_kv: bool = False) -> RolloutEntry:
         entry = self._expect(rollout, State.RUNNING)
-        self.seating.rise(entry, keeps_kv=keeps_kv)
+        self._pushed_out(self.seating.rise(entry, keeps_kv=keeps_kv))
         self.num_running -= 1
         if entry.started_at is not None:
             entry.seconds += now - entry.started_at
         return entry
+
+    def _pushed_out(self, entries: Iterable[RolloutEntry]) -> None:
+        for entry in entries:
+            self.line.lost_kv(entry)
 
     def _come_home(self, entry: RolloutEntry, now: float) -> None:
         """Out of wherever it is, for good."""

@@ -1,8 +1,9 @@
 """The queue of rollouts that may start: resumed ones by age, then new ones in the scheduling policy's order.
 
-Promises: a rollout that has tokens of older weights goes before every new one, oldest token first, so nobody starves
-whatever the order of the new ones is (one that gave its slot up between two chunks counts as new until the next weights
-come); adding, removing and looking at the head do not grow with the queue.
+Promises: a rollout that has tokens of older weights goes before every new one, so nobody starves whatever the order of
+the new ones is (one that gave its slot up between two chunks counts as new until the next weights come). Of these the
+ones whose KV is still on an engine go first, since they cost no prefill and hold room until they have run; then the
+oldest token. Adding, removing and looking at the head do not grow with the queue.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ class RolloutQueue:
         if self._begun:
             self._begun.pop(entry.id, None)
 
+    def lost_kv(self, entry: RolloutEntry) -> None:
+        """Its KV is on no engine any more: it goes behind those whose KV is."""
+        key = entry.queue_key
+        if key is not None and key[:2] == (RESUMED, 0):
+            self._entries.remove(key)
+            entry.queue_key = (RESUMED, 1, *key[2:])
+            self._entries.add(entry.queue_key, entry)
+
     def age(self) -> None:
         """The weights have changed: whoever has tokens is one of the resumed ones from here on."""
         for entry in sorted(self._begun.values(), key=lambda entry: entry.queue_key or ()):
@@ -93,7 +102,7 @@ class RolloutQueue:
     def _resumed_key(self, entry: RolloutEntry) -> tuple[float, ...]:
         self._arrivals += 1
         age = entry.oldest if entry.oldest is not None else entry.started_version
-        return (RESUMED, age, -entry.tokens if self._finish_first else 0, self._arrivals)
+        return (RESUMED, 0 if entry.reserved else 1, age, -entry.tokens if self._finish_first else 0, self._arrivals)
 
     def _new_key(self, entry: RolloutEntry) -> tuple[float, ...]:
         return (NEW, *self._order.key(entry, entry.group, self.lengths))

@@ -1,7 +1,8 @@
 """Engines as the scheduler counts them: slots in use, KV in use, KV left behind by rollouts that may come back.
 
 Owns no rollout. Promises: all calls O(log engines) or less, except `close`, which is rare; `open` holds exactly the
-engines that serve and have a slot.
+engines that serve and have a slot; what runs and what is held together never count more than an engine's KV while
+anything is held: the KV left behind longest ago is pushed out first, as engines do it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Seating:
         self._used = 0
         self._serving = len(self._open)
         self._busy = 0
+        self._kept: dict[str, dict[str, RolloutEntry]] = {seat.name: {} for seat in seats}
+        """Rollouts whose KV is held, by engine, longest held first."""
 
     def __getitem__(self, engine: str) -> EngineSeat:
         return self._seats[engine]
@@ -62,16 +65,18 @@ class Seating:
         seat = self._seats.get(engine)
         return seat is not None and seat.load < seat.capacity and not seat.updating
 
-    def sit(self, entry: RolloutEntry, engine: str, may_make: int) -> None:
-        """`entry` runs on `engine` and may make so many tokens before it comes back."""
+    def sit(self, entry: RolloutEntry, engine: str, may_make: int) -> list[RolloutEntry]:
+        """`entry` runs on `engine` and may make so many tokens before it comes back. Returns whose KV that pushes
+        out."""
         self.release(entry)
         seat = self._seats[engine]
         entry.engine, entry.reserved = engine, entry.context + may_make
         seat.kv_running += entry.reserved
         self._load(seat, 1)
+        return self._push_out(seat)
 
-    def rise(self, entry: RolloutEntry, *, keeps_kv: bool) -> None:
-        """`entry` has left its engine, where its KV stays if it may come back."""
+    def rise(self, entry: RolloutEntry, *, keeps_kv: bool) -> list[RolloutEntry]:
+        """`entry` has left its engine, where its KV stays if it may come back. Returns whose KV that pushes out."""
         assert entry.engine is not None
         seat = self._seats[entry.engine]
         seat.kv_running -= entry.reserved
@@ -80,18 +85,29 @@ class Seating:
         if keeps_kv and seat.capacity:
             entry.home, entry.reserved = seat.name, entry.context
             seat.kv_held += entry.reserved
+            self._kept[seat.name][entry.id] = entry
+        return self._push_out(seat)
 
     def release(self, entry: RolloutEntry) -> None:
         """The KV that `entry` left behind is no longer kept for it."""
-        if entry.home is not None:
-            self._seats[entry.home].kv_held -= entry.reserved
-            entry.home, entry.reserved = None, 0
+        self.let_go(entry)
+        entry.home = None
 
     def let_go(self, entry: RolloutEntry) -> None:
         """What `entry` left behind may be pushed out; it would still rather go back there."""
         if entry.home is not None:
+            self._kept[entry.home].pop(entry.id, None)
             self._seats[entry.home].kv_held -= entry.reserved
             entry.reserved = 0
+
+    def _push_out(self, seat: EngineSeat) -> list[RolloutEntry]:
+        gone: list[RolloutEntry] = []
+        kept = self._kept[seat.name]
+        while kept and 0 < seat.kv_capacity < seat.kv_running + seat.kv_held:
+            entry = next(iter(kept.values()))
+            self.let_go(entry)
+            gone.append(entry)
+        return gone
 
     def keep_out(self, engine: str, keep_out: bool) -> None:
         """Whether an engine that serves takes new weights, and no new rollouts, for a while."""

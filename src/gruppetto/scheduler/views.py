@@ -75,6 +75,11 @@ class RolloutView(Protocol):
         """The engine where its KV was left; None where it has none."""
         ...
 
+    @property
+    def reserved(self) -> int:
+        """KV tokens that are held for it at `home`; 0 where they were pushed out, or may be."""
+        ...
+
 
 class EngineView(Protocol):
     """One engine that serves."""

@@ -1,13 +1,15 @@
 """On which engine the next rollouts run, and where one goes on at the end of a chunk.
 
 Pure. A rollout goes where its KV is; else to the engine with the least of its slots and KV in use that has room. Where
-KV is counted, room is what the rollout may come to need beside what runs; with `hold` a new rollout must also fit
-beside the KV of those that wait for a tool, since pushing that out costs a prefill of the whole context.
+KV is counted, room is what the rollout may come to need beside what runs; with `hold` one whose KV is not there, new or
+pushed out before, must also fit beside the KV of those that come back (from a tool call, or from the queue): pushing
+that out would cost a prefill of the whole context at every turn.
 Source: our scheduling study, section 3, steps 3-5.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -17,7 +19,7 @@ from gruppetto.scheduler.beliefs.posterior import Siblings, remaining_quantile
 from gruppetto.scheduler.views import EngineView, PoolView, RolloutView
 
 HOLD = 0.9
-"""Share of an engine's KV that new rollouts and held contexts may fill together."""
+"""Share of an engine's KV that rollouts which bring none and held contexts may fill together."""
 
 FEWER = 2
 """Rollouts that an engine must have less before one moves there."""
@@ -42,6 +44,8 @@ class Placing:
 
     def fill(self, view: PoolView) -> Sequence[Action]:
         """Starts the head of the queue while there is room; one that has none is not passed by the ones behind it."""
+        if view.num_queued == 1 and not self.own_version:
+            return self._fill_one(view, next(iter(view.queue())))
         seats = view.seats() if view.num_queued else ()
         if not seats:
             return ()
@@ -52,11 +56,23 @@ class Placing:
             if engine is None:
                 if self.own_version and rollout.oldest is not None:
                     continue  # its version's engines are full; others wait for other engines
+                if rollout.reserved:
+                    continue  # the others' KV is elsewhere, or nowhere
                 break
             actions.append(Start(rollout.id, engine, self.chunk))
             if not board:
                 break
         return actions
+
+    def _fill_one(self, view: PoolView, rollout: RolloutView) -> Sequence[Action]:
+        """The same for a queue of one, which is what comes back from a tool call finds: O(1) where its KV has room."""
+        seat = view.engine(rollout.home) if rollout.home else None
+        if seat is None or seat.updating or seat.load >= seat.capacity or not self._fits(view, seat, rollout, 0):
+            seat, least = None, math.inf
+            for other in view.seats():
+                if (use := _use(other, 0, 0)) < least and self._fits(view, other, rollout, 0):
+                    seat, least = other, use
+        return (Start(rollout.id, seat.name, self.chunk),) if seat is not None else ()
 
     def go_on(self, view: PoolView) -> Sequence[Action]:
         """Where rollouts at the end of a chunk go on."""
@@ -68,7 +84,7 @@ class Placing:
 
     def _next_chunk(self, view: PoolView, rollout: RolloutView, head: RolloutView | None) -> Action:
         home = view.engine(rollout.home) if rollout.home else None
-        if home is None or home.load >= home.capacity or not self._fits(view, home, rollout, 0, own=True):
+        if home is None or home.load >= home.capacity or not self._fits(view, home, rollout, 0):
             return Yield(rollout.id)
         if head is not None:
             return (
@@ -91,7 +107,7 @@ class Placing:
         if rates is None or not seats or view.trainer_waits:
             return home
         there = min(seats, key=lambda seat: seat.load)
-        if not self._fits(view, there, rollout, 0, own=False):
+        if not self._fits(view, there, rollout, 0):
             return home
         saved = (rates.step_s(home.load + 1) - rates.step_s(there.load + 1)) * remaining(view, rollout, 0.5)
         cost = 0.0 if self.kv_pool else rates.prefill_s * rollout.context
@@ -104,11 +120,11 @@ class Placing:
         expected = view.lengths.mean if view.lengths else view.max_tokens / 4
         return rollout.context + max(1, int(expected) - rollout.tokens)
 
-    def _fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int, *, own: bool) -> bool:
+    def _fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int) -> bool:
         if not self.count_kv or not seat.kv_capacity or (seat.load == 0 and not taken):
             return True
         needed = seat.kv_running + taken + self.needs(view, rollout)
-        if self.hold and rollout.tokens == 0:
+        if self.hold and not (own and rollout.reserved):
             return needed + seat.kv_held <= HOLD * seat.kv_capacity
         return needed <= seat.kv_capacity
 
@@ -163,7 +179,7 @@ class _Board:
             wanted = self._view.version if rollout.oldest is None else rollout.oldest
             if seat.version != wanted and (wanted in self._versions or seat.version < wanted or rollout.oldest is None):
                 return False
-        return self._rule._fits(self._view, seat, rollout, self._kv[seat.name], own=seat.name == rollout.home)
+        return self._rule._fits(self._view, seat, rollout, self._kv[seat.name])
 
     def _take(self, seat: EngineView, rollout: RolloutView) -> str:
         self._added[seat.name] += 1
@@ -174,7 +190,12 @@ class _Board:
         return seat.name
 
     def _use(self, seat: EngineView) -> float:
-        use = (seat.load + self._added[seat.name]) / seat.capacity
-        if seat.kv_capacity:
-            use += (seat.kv_running + seat.kv_held + self._kv[seat.name]) / seat.kv_capacity
-        return use
+        return _use(seat, self._added[seat.name], self._kv[seat.name])
+
+
+def _use(seat: EngineView, added: int, kv: int) -> float:
+    """How much of its slots and KV is in use, with so many rollouts and KV tokens more."""
+    use = (seat.load + added) / seat.capacity
+    if seat.kv_capacity:
+        use += (seat.kv_running + seat.kv_held + kv) / seat.kv_capacity
+    return use
