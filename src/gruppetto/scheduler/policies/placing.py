@@ -9,7 +9,6 @@ Source: our scheduling study, section 3, steps 3-5.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -44,8 +43,6 @@ class Placing:
 
     def fill(self, view: PoolView) -> Sequence[Action]:
         """Starts the head of the queue while there is room; one that has none is not passed by the ones behind it."""
-        if view.num_queued == 1 and not self.own_version:
-            return self._fill_one(view, next(iter(view.queue())))
         seats = view.seats() if view.num_queued else ()
         if not seats:
             return ()
@@ -64,16 +61,6 @@ class Placing:
                 break
         return actions
 
-    def _fill_one(self, view: PoolView, rollout: RolloutView) -> Sequence[Action]:
-        """The same for a queue of one, which is what comes back from a tool call finds: O(1) where its KV has room."""
-        seat = view.engine(rollout.home) if rollout.home else None
-        if seat is None or seat.updating or seat.load >= seat.capacity or not self._fits(view, seat, rollout, 0):
-            seat, least = None, math.inf
-            for other in view.seats():
-                if (use := _use(other, 0, 0)) < least and self._fits(view, other, rollout, 0):
-                    seat, least = other, use
-        return (Start(rollout.id, seat.name, self.chunk),) if seat is not None else ()
-
     def go_on(self, view: PoolView) -> Sequence[Action]:
         """Where rollouts at the end of a chunk go on."""
         chunked = view.chunked()
@@ -84,7 +71,7 @@ class Placing:
 
     def _next_chunk(self, view: PoolView, rollout: RolloutView, head: RolloutView | None) -> Action:
         home = view.engine(rollout.home) if rollout.home else None
-        if home is None or home.load >= home.capacity or not self._fits(view, home, rollout, 0):
+        if home is None or home.load >= home.capacity or not self._fits(view, home, rollout, 0, own=True):
             return Yield(rollout.id)
         if head is not None:
             return (
@@ -107,7 +94,7 @@ class Placing:
         if rates is None or not seats or view.trainer_waits:
             return home
         there = min(seats, key=lambda seat: seat.load)
-        if not self._fits(view, there, rollout, 0):
+        if not self._fits(view, there, rollout, 0, own=False):
             return home
         saved = (rates.step_s(home.load + 1) - rates.step_s(there.load + 1)) * remaining(view, rollout, 0.5)
         cost = 0.0 if self.kv_pool else rates.prefill_s * rollout.context
@@ -120,7 +107,7 @@ class Placing:
         expected = view.lengths.mean if view.lengths else view.max_tokens / 4
         return rollout.context + max(1, int(expected) - rollout.tokens)
 
-    def _fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int) -> bool:
+    def _fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int, *, own: bool) -> bool:
         if not self.count_kv or not seat.kv_capacity or (seat.load == 0 and not taken):
             return True
         needed = seat.kv_running + taken + self.needs(view, rollout)
@@ -179,7 +166,7 @@ class _Board:
             wanted = self._view.version if rollout.oldest is None else rollout.oldest
             if seat.version != wanted and (wanted in self._versions or seat.version < wanted or rollout.oldest is None):
                 return False
-        return self._rule._fits(self._view, seat, rollout, self._kv[seat.name])
+        return self._rule._fits(self._view, seat, rollout, self._kv[seat.name], own=seat.name == rollout.home)
 
     def _take(self, seat: EngineView, rollout: RolloutView) -> str:
         self._added[seat.name] += 1
@@ -190,12 +177,7 @@ class _Board:
         return seat.name
 
     def _use(self, seat: EngineView) -> float:
-        return _use(seat, self._added[seat.name], self._kv[seat.name])
-
-
-def _use(seat: EngineView, added: int, kv: int) -> float:
-    """How much of its slots and KV is in use, with so many rollouts and KV tokens more."""
-    use = (seat.load + added) / seat.capacity
-    if seat.kv_capacity:
-        use += (seat.kv_running + seat.kv_held + kv) / seat.kv_capacity
-    return use
+        use = (seat.load + self._added[seat.name]) / seat.capacity
+        if seat.kv_capacity:
+            use += (seat.kv_running + seat.kv_held + self._kv[seat.name]) / seat.kv_capacity
+        return use
