@@ -20,6 +20,14 @@ _COMMANDS = (demo, train, simulate, reproduce, replay, explain, check_data, conf
 INTERRUPTED = 130
 
 
+class _Help(argparse.HelpFormatter):
+    """One line a command: argparse leaves the indent of commands out when it measures them."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = len("    check-data")
+
+
 class _Parser(argparse.ArgumentParser):
     """Refuses bad arguments in one line, as everything else here."""
 
@@ -33,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="gruppetto",
         description="RL post-training in which nobody waits for the slowest rollout.",
         epilog="Start with: gruppetto demo",
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"gruppetto {__version__}")
     parser.add_argument(

@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds the command."""
     parser = subparsers.add_parser(
         "reproduce",
-        help="predict published scheduling results in simulation, with every input that was chosen",
+        help="predict published scheduling results in simulation",
         description="Simulates the settings of published systems and prints ours beside the published figures.",
         epilog="Example: gruppetto reproduce april rollpacker --json table.json",
     )
