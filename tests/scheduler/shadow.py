@@ -106,7 +106,7 @@ class ShadowPool:
 
     def _queue_key(self, row):
         if row.resumed:
-            return (0, row.started if row.oldest is None else row.oldest, row.arrival)
+            return (0, not row.reserved, row.started if row.oldest is None else row.oldest, row.arrival)
         return (1, row.group, row.member)
 
     def ready_order(self):
