@@ -350,7 +350,7 @@ class PoolMachine(HeldToTheShadow, RuleBasedStateMachine):
     def snapshot_and_restore(self):
         state = json.loads(json.dumps(snapshot(self.pool)))
         before, self.pool = picture(self.pool), fresh_pool()
-        restore(self.pool, state, LengthMemory(1000))
+        restore(self.pool, state, LengthMemory(1000, 4))
         assert json.loads(json.dumps(snapshot(self.pool))) == state
         after = picture(self.pool)
         for part in ("version", "queue", "ready", "behind", "counts", "deferred", "census"):

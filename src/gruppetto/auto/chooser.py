@@ -35,7 +35,9 @@ from gruppetto.scheduler.policies.rounds import Continuous
 FIRST = (1, 4)
 """Steps after which a forecast is made for certain."""
 EVERY = 5
-"""Steps to the next one, twice as many each time that the present choice was confirmed."""
+"""Steps to the next one; once the run is settled, twice as many each time that the present choice is confirmed."""
+SETTLED = 14
+"""Steps before which a confirmed choice is asked about again as soon as any other."""
 MAX_PAUSE = 20
 ASK_ALL = 4
 """Every so many forecasts nobody sits out."""
@@ -225,7 +227,7 @@ class Chooser:
 
     def _pace(self, known: Mapping[Choice, Forecast], best: Choice, switch: bool) -> None:
         """When to ask next, and whom not to ask: who was far behind sits out, until everybody is asked again."""
-        settled = best == self._choice and not switch and self._estimates.count > FIRST[-1]
+        settled = best == self._choice and not switch and self._estimates.count >= SETTLED
         self._pause = min(2 * self._pause, MAX_PAUSE) if settled else EVERY
         self._next_at = self._estimates.count + (self._pause if self._estimates.count >= FIRST[-1] else 3)
         lead = known[best].tokens_s

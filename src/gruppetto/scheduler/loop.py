@@ -86,7 +86,7 @@ class RolloutLoop:
         self.calls = RolloutCalls(settings, {e.name: e for e in engines}, reward, environment)
         self.filter = GroupFilter(settings)
         self.meter = StepMeter(self.engines)
-        self.memory = LengthMemory(settings.max_tokens)
+        self.memory = LengthMemory(settings.max_tokens, settings.batch_groups)
         self.returns = Returns(
             settings,
             self.pool,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gruppetto.scheduler.beliefs.history import PromptHistory
-from gruppetto.scheduler.beliefs.lengths import LengthBelief, LengthEstimator
+from gruppetto.scheduler.beliefs.lengths import STEPS_HELD, LengthBelief, LengthEstimator
 from gruppetto.scheduler.beliefs.posterior import History
 from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.types import FinishReason, Task
@@ -73,13 +73,21 @@ class TurnMemory:
         self._rollouts.extend((tokens, turns) for tokens, turns in state["rollouts"])
 
 
-class LengthMemory:
-    """`cap`: model tokens of the longest possible rollout."""
+GROUPS_WANTED = 512
+"""Groups that the belief should rest on, where that takes no more than `MAX_STEPS` steps: runaways are rare, and their
+share wants a few dozen of them."""
 
-    def __init__(self, cap: int) -> None:
+MAX_STEPS = 32
+
+
+class LengthMemory:
+    """`cap`: model tokens of the longest possible rollout; `batch_groups`: groups of a step."""
+
+    def __init__(self, cap: int, batch_groups: int) -> None:
         self.turns = TurnMemory()
         self.prompt_tokens = 0
-        self.estimator = LengthEstimator(cap)
+        held = min(MAX_STEPS, max(STEPS_HELD, GROUPS_WANTED // batch_groups))
+        self.estimator = LengthEstimator(cap, steps_held=held)
         self.history = PromptHistory(cap)
         self._cap = cap
 

@@ -28,7 +28,7 @@ from typing import Any
 CLUSTERED_BELOW = 0.75
 """Runaways count as clustered where the groups that hold one are fewer than this share of what independence gives."""
 STEPS_HELD = 8
-HALF_LIFE_STEPS = 4
+HALF_LIFE_STEPS = STEPS_HELD // 2
 TAIL_POINT = 0.99
 
 
@@ -68,14 +68,15 @@ class LengthBelief:
 class LengthEstimator:
     """The belief from a ring of steps. `add` costs O(G); a step is worked out once, when it closes."""
 
-    def __init__(self, cap: int, *, min_groups: int = 8) -> None:
-        """`cap`: the longest possible rollout in tokens. No belief rests on fewer than `min_groups` groups."""
+    def __init__(self, cap: int, *, min_groups: int = 8, steps_held: int = STEPS_HELD) -> None:
+        """`cap`: the longest possible rollout in tokens. No belief rests on fewer than `min_groups` groups, nor on more
+        than `steps_held` steps; a step's weight halves with every half of them."""
         if cap < 1 or min_groups < 2:
             raise ValueError(f"cap = {cap}, min_groups = {min_groups}: write a cap of 1 or more and 2 groups or more")
         self._cap = cap
         self._min_groups = min_groups
         self._open: list[tuple[int, ...]] = []
-        self._ring: deque[_Step] = deque(maxlen=STEPS_HELD)
+        self._ring: deque[_Step] = deque(maxlen=steps_held)
         self._belief: LengthBelief | None = None
 
     def add(self, lengths: Sequence[int], capped: Sequence[bool]) -> None:
@@ -119,7 +120,7 @@ class LengthEstimator:
         """Goes on from `state()` of an estimator with the same cap. Raises `ValueError` for another cap."""
         if state["cap"] != self._cap:
             raise ValueError(f"the lengths were kept under a cap of {state['cap']} tokens, the cap is {self._cap} now")
-        self._ring = deque((_Step([tuple(g) for g in groups]) for groups in state["steps"]), maxlen=STEPS_HELD)
+        self._ring = deque((_Step([tuple(g) for g in groups]) for groups in state["steps"]), self._ring.maxlen)
         self._open = [tuple(group) for group in state["open"]]
         self._belief = self._estimate()
 
@@ -127,7 +128,7 @@ class LengthEstimator:
         held = sum(len(step.groups) for step in self._ring)
         if held < self._min_groups:
             return None
-        ring = _Weighted(self._ring)
+        ring = _Weighted(self._ring, (self._ring.maxlen or STEPS_HELD) / 2)
         mu, s_b, s_w = _body(ring, math.log(self._cap))
         samples, groups = ring.total(lambda step: len(step.lengths)), ring.total(lambda step: len(step.groups))
         cap_share = ring.total(lambda step: step.capped) / samples
@@ -179,9 +180,9 @@ class _Step:
 class _Weighted:
     """Sums over steps that count less the older they are."""
 
-    def __init__(self, steps: Iterable[_Step]) -> None:
+    def __init__(self, steps: Iterable[_Step], half_life: float) -> None:
         held = list(steps)
-        self._steps = [(0.5 ** (age / HALF_LIFE_STEPS), step) for age, step in enumerate(reversed(held))]
+        self._steps = [(0.5 ** (age / half_life), step) for age, step in enumerate(reversed(held))]
 
     def total(self, value: Callable[[_Step], float]) -> float:
         return math.fsum(weight * value(step) for weight, step in self._steps)
