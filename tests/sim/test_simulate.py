@@ -115,6 +115,11 @@ def test_json_alone_goes_to_standard_output(tmp_path, capsys):
         (["--compare", "sink"], 'write scheduler.type = "sync"'),
         (["--compare", "sync,partial:over_provision=2"], "scheduler.over_provision is now scheduler.depth"),
         (["--compare", "sync:rounds=2"], "scheduler.rounds belongs to the rounds of tail_batch"),
+        (["--compare", "tail_batch:depth=2"], "scheduler.depth has no use with scheduler.type = 'tail_batch'"),
+        (
+            ["--compare", "auto:depth=2"],
+            "error: scheduler.depth has no use with scheduler.type = 'auto', which chooses",
+        ),
         (["--compare", "windowed:run.placement=colocated"], "write run.placement = 'disaggregated'"),
         (["scheduler.type=async_bounded"], "write run.placement = 'disaggregated'"),
         (["--json", "nowhere/at/all.json", "run.steps=1"], "cannot be written"),

@@ -132,20 +132,35 @@ def _run(config: Config) -> Iterator[str]:
         yield "reward.pattern is not set, and reward.type = \"regex\" needs it; write reward.pattern = 'answer: (.*)'"
 
 
+CHOSEN_BY_AUTO = (
+    "depth", "over_age", "unfinished", "order", "finish_first", "chunk", "kv", "versions", "stream", "defer_steps",
+    "max_parked_steps",
+)  # fmt: skip
+
+
 def _scheduler(config: Config) -> Iterator[str]:
     """Choices of the scheduling policy that do not go together or that its preset has no use for."""
+    chosen = {name for name, value in config.scheduler.model_dump().items() if value is not None}
+    idle = [
+        f'scheduler.{name} has no use with {why}; leave it out (scheduler.{name} = "none" unsets it)'
+        for name, why in _idle(config.scheduler.type, frozen=config.scheduler.boundary == "frozen")
+        if name in chosen
+    ]
+    if idle and config.scheduler.type == "auto":  # what it does not look at cannot be wrong besides
+        yield from idle
+        return
     try:
         build_policy(config)
     except UserError as error:
         yield from str(error).splitlines()
-    chosen = {name for name, value in config.scheduler.model_dump().items() if value is not None}
-    for name, why in _idle(config.scheduler.type, frozen=config.scheduler.boundary == "frozen"):
-        if name in chosen:
-            yield f'scheduler.{name} has no use with {why}; leave it out (scheduler.{name} = "none" unsets it)'
+    yield from idle
 
 
 def _idle(preset: str, *, frozen: bool) -> Iterator[tuple[str, str]]:
-    """Settings that the rounds of tail_batch take no notice of, and why."""
+    """Settings that auto, or the rounds of tail_batch, take no notice of, and why."""
+    if preset == "auto":
+        for name in CHOSEN_BY_AUTO:
+            yield name, "scheduler.type = 'auto', which chooses it"
     if preset == "tail_batch":
         yield "depth", "scheduler.type = 'tail_batch': over_prompts says how much is live"
         if frozen:
