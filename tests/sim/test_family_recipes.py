@@ -14,6 +14,13 @@ from gruppetto.sim.workload.families import FAMILIES
 
 HARDWARE = {
     "32B": {"params": 32e9, "kv_bytes_per_token": 64 * 8 * 128 * 4, "tp": 2, "overhead_s": 0.0034},
+    "32B agentic": {
+        "params": 32e9,
+        "kv_bytes_per_token": 64 * 8 * 128 * 4,
+        "tp": 2,
+        "overhead_s": 0.0034,
+        "memory_fraction": 0.66,
+    },
     "7B": {"params": 7.6e9, "kv_bytes_per_token": 28 * 4 * 128 * 4, "tp": 1, "overhead_s": 0.002},
     "72B": {
         "params": 72.7e9,
@@ -23,14 +30,14 @@ HARDWARE = {
         "memory_fraction": 0.54,
     },
 }
-"""Arguments of EngineModel.of_hardware on H800. The overhead (and family C's memory) is fitted to the bound and rho."""
+"""Arguments of EngineModel.of_hardware on H800. The overhead (and the memory of families C and E) is fitted to the bound and rho."""
 
 BOUNDS = {
     "A": ("32B", 552, 41),
     "B": ("7B", 136, 0.49),
     "C": ("72B", 1310, 0.49),
     "D": ("32B", 491.5, 15.5),
-    "E": ("32B", 893, 2.0),
+    "E": ("32B agentic", 893, 2.0),
     "R": ("32B", 557, 9),
 }
 """Family: model, the study's bound in seconds (section 10), its rho."""
