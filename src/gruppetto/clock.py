@@ -115,6 +115,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """A heap by (time, order of setting), which tuples compare without a call of Python code."""
     _timer_cancelled_count: int
     _stopping: bool
+    _closed: bool
+    _debug: bool
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -126,7 +128,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        if self.get_debug() or self.is_closed():
+        if self._debug or self._closed:
             return super().call_soon(callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -148,8 +150,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """One turn, as asyncio does it, but for what only real time needs."""
         ready, jumping = self._ready, self._jumping
         jumping.turns += 1
-        self._forget_cancelled()
         scheduled = self._scheduled
+        if self._timer_cancelled_count and scheduled:
+            self._forget_cancelled()
         if not ready or jumping.turns >= _LOOK_EVERY:
             timeout = 0.0 if ready or self._stopping else 1.0 if scheduled else None
             self._process_events(jumping.select(timeout))  # type: ignore[attr-defined]

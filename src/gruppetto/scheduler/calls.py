@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gruppetto.agents.base import Environment, Observation
@@ -31,13 +31,18 @@ __all__ = ["Event", "Observed", "RolloutCalls", "Scored", "Stopped"]
 
 @dataclass(slots=True, eq=False)
 class _Act:
-    """One turn of the environment."""
+    """One turn of the environment; its future's callback itself, with the owner's context."""
 
+    owner: RolloutCalls
     rid: str
     began: float
     pending: asyncio.Future[Observation]
     due: float = 0.0
     late: bool = False
+
+    def came_back(self, pending: asyncio.Future[Observation]) -> None:
+        """Its future is done."""
+        self.owner.observed(self, pending)
 
 
 class RolloutCalls:
@@ -63,9 +68,10 @@ class RolloutCalls:
         self._turn: asyncio.Task[None] | None = None
         self._collected: list[Event] = []
         self._crash: BaseException | None = None
+        self._context = copy_context()
         self._poked = False
-        self._changed = asyncio.Event()
-        self._patience = Patience(self._changed.set)
+        self._waiter: asyncio.Future[None] | None = None
+        self._patience = Patience(self._wake)
 
     @property
     def reward(self) -> Reward:
@@ -107,12 +113,12 @@ class RolloutCalls:
         if self._environment is None:
             raise RunError(f"rollout {entry.id} has a turn to take, and this run has no environment")
         step = self._step(_rollout(entry, task))
-        call = _Act(entry.id, now(), step)
+        call = _Act(self, entry.id, now(), step)
         self._acting.add(call)
         if step.done():
-            self._observed(call, step)
+            self.observed(call, step)
         else:
-            step.add_done_callback(partial(self._observed, call))
+            step.add_done_callback(call.came_back, context=self._context)
 
     def score(self, entry: RolloutEntry, task: Task) -> None:
         """Sends a finished rollout to the reward."""
@@ -121,7 +127,7 @@ class RolloutCalls:
         if score.done():
             self._scored(score)
         else:
-            score.add_done_callback(self._scored)
+            score.add_done_callback(self._scored, context=self._context)
 
     def abort_all(self) -> None:
         """Asks every engine to stop what is in flight now; the rollouts come back through the inbox."""
@@ -172,7 +178,7 @@ class RolloutCalls:
     def poke(self) -> None:
         """Wakes `events` or `settle`, or lets the next one return at once, with whatever is there, also nothing."""
         self._poked = True
-        self._changed.set()
+        self._wake()
 
     def forget_poke(self) -> None:
         """What `poke` asked for is going to happen anyway."""
@@ -224,7 +230,7 @@ class RolloutCalls:
 
     def _turn_over(self, turn: asyncio.Task[None]) -> None:
         self._turn = None
-        self._changed.set()
+        self._wake()
 
     async def _advance_engines(self) -> None:
         """An engine that dies in it fails its calls, which says so."""
@@ -235,8 +241,12 @@ class RolloutCalls:
 
     async def _change(self) -> None:
         """Waits until something comes: an event, a poke, a crash, the end of the engines' turn."""
-        self._changed.clear()
-        await self._changed.wait()
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _take(self) -> list[Event]:
         if self._crash is not None:
@@ -247,11 +257,12 @@ class RolloutCalls:
 
     def _put(self, event: Event) -> None:
         self._collected.append(event)
-        self._changed.set()
+        self._wake()
 
     # -- what the environment and the reward answer -------------------------------------------------------------------
 
-    def _observed(self, call: _Act, step: asyncio.Future[Observation]) -> None:
+    def observed(self, call: _Act, step: asyncio.Future[Observation]) -> None:
+        """A turn has ended; also one that was taken back."""
         error = asyncio.CancelledError() if step.cancelled() else step.exception()
         self._left.discard(step)
         if not self._acting.discard(call):
@@ -294,7 +305,7 @@ class RolloutCalls:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
-            self._changed.set()
+            self._wake()
 
 
 def _rollout(entry: RolloutEntry, task: Task) -> Rollout:

@@ -1,16 +1,19 @@
-"""What comes back to the loop from engines, the environment and the reward: one event a call."""
+"""What comes back to the loop from engines, the environment and the reward: one event a call.
+
+Structs, which are made in a fraction of the time that a frozen dataclass takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gruppetto.errors import EngineError
 from gruppetto.types import FinishReason, Score, Segment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout left its engine. `finish` None: it was stopped before its end, by an abort or (`chunk`) because its
     chunk is made. `failure`: it cannot go on."""
 
@@ -28,8 +31,7 @@ class Stopped:
         return self.finish or ("chunk" if self.chunk else "abort")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """The environment answered, after `seconds`. `finished`: the rollout ends here. `failure`: it cannot go on."""
 
     rollout: str
@@ -39,8 +41,7 @@ class Observed:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
     """A finished rollout got its score."""
 
     rollout: str

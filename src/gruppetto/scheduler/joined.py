@@ -15,9 +15,10 @@ class Joined(Sequence[int]):
 
     __slots__ = ("_len", "_parts")
 
-    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[int]], length: int | None = None) -> None:
+        """`length`: what the parts have together, where it is known."""
         self._parts = parts
-        self._len = sum(map(len, parts))
+        self._len = sum(map(len, parts)) if length is None else length
 
     def __len__(self) -> int:
         return self._len

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +23,8 @@ from gruppetto.types import NO_VERSION, Rollout, Segment, Task, TokenKind
 AGAIN = 1000
 """Added to the member of a fresh start, so that it is drawn anew."""
 
-PLANS_HELD = 1 << 18
+GROUPS_HELD = 1 << 14
+"""Groups whose draws are kept; those of older ones are drawn again, and are the same."""
 
 Plan = tuple[tuple[int, ...], tuple[Turn, ...]]
 """Model tokens at which each turn ends, counted from the rollout's start; and the turns (empty: a single one)."""
@@ -61,12 +61,28 @@ class Plans:
     def __init__(self, demand: Demand, seed: int, *, turns: bool) -> None:
         self.demand, self._seed, self.turns = demand, seed, turns
         self.entries: Mapping[str, RolloutEntry] = {}
-        self._draw = lru_cache(maxsize=PLANS_HELD)(self._drawn)
+        self._held: dict[int, list[Plan | int | None]] = {}
+        """The plans of a group by member; a length where there is a single turn, which is most of them."""
 
     def of(self, entry: RolloutEntry) -> Plan:
         """The plan of a rollout."""
-        extra, group = entry.group.task.extra, entry.group
-        return self._draw(extra["launch"], extra["key"], entry.member + AGAIN * group.long)
+        group, member = entry.group, entry.member
+        extra = group.task.extra
+        held = self._of_group(2 * extra["launch"] + group.long)
+        if len(held) <= member:
+            held += [None] * (member + 1 - len(held))
+        plan = held[member]
+        if plan is None:
+            plan = held[member] = self._drawn(extra["launch"], extra["key"], member + AGAIN * group.long)
+        return ((plan,), ()) if isinstance(plan, int) else plan
+
+    def _of_group(self, key: int) -> list[Plan | int | None]:
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = []
+            if len(self._held) > GROUPS_HELD:
+                del self._held[next(iter(self._held))]
+        return held
 
     def length(self, entry: RolloutEntry) -> int:
         """Model tokens of the whole rollout."""
@@ -78,9 +94,9 @@ class Plans:
         ends = self.of(entry)[0]
         return ends[min(entry.turns, len(ends) - 1)]
 
-    def _drawn(self, launch: int, key: int, member: int) -> Plan:
+    def _drawn(self, launch: int, key: int, member: int) -> Plan | int:
         if not self.turns:
-            return (self.demand.length(self._seed, launch, member, key),), ()
+            return self.demand.length(self._seed, launch, member, key)
         turns = self.demand.turns(self._seed, launch, member, key)
         return tuple(accumulate(turn.model_tokens for turn in turns)), turns
 

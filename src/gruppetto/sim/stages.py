@@ -49,7 +49,7 @@ def answer_in(seconds: float, answer: T) -> asyncio.Future[T]:
     if seconds <= 0:
         future.set_result(answer)
     else:
-        loop.call_later(seconds, _settle, future, answer)
+        loop.call_at(loop.time() + seconds, _settle, future, answer)
     return future
 
 
