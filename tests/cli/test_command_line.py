@@ -302,8 +302,8 @@ def test_the_demo_takes_every_preset(capsys):
 
     assert SchedulerSection.model_fields["type"].annotation.__args__ == SCHEDULERS
     for name in SCHEDULERS:
-        args = build_parser().parse_args(["demo", "--scheduler", name, "scheduler.max_parked_steps=9"])
+        args = build_parser().parse_args(["demo", "--scheduler", name, "scheduler.kv_pool=true"])
         config = load(["demo"], _settings(args)).config
         refuse_scheduler(config)
-        assert (config.scheduler.type, config.scheduler.max_parked_steps) == (name, 9)
+        assert (config.scheduler.type, config.scheduler.kv_pool) == (name, True)
         assert (config.run.placement == "disaggregated") == (name in ("async_bounded", "windowed"))
