@@ -92,7 +92,7 @@ class GenerateCalls:
     def _request(self, entry: RolloutEntry, task: Task, budget: int) -> GenerateRequest:
         token_ids: Sequence[int] = task.prompt_ids
         if entry.segments:
-            token_ids = Joined((token_ids, *[segment.token_ids for segment in entry.segments]), entry.context)
+            token_ids = Joined((token_ids, *[segment.token_ids for segment in entry.segments]))
         template = self._settings.sampling
         sampling = Sampling(  # every field by name: `dataclasses.replace` takes several times as long
             max_tokens=budget,

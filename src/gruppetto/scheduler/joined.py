@@ -15,10 +15,9 @@ class Joined(Sequence[int]):
 
     __slots__ = ("_len", "_parts")
 
-    def __init__(self, parts: Sequence[Sequence[int]], length: int | None = None) -> None:
-        """`length`: what the parts have together, where it is known."""
+    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
         self._parts = parts
-        self._len = sum(map(len, parts)) if length is None else length
+        self._len = sum(map(len, parts))
 
     def __len__(self) -> int:
         return self._len
