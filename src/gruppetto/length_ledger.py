@@ -45,11 +45,9 @@ class LengthLedger:
 
     def add(self, groups: Sequence[GroupEntry], dropped: Sequence[tuple[GroupEntry, DropReason]]) -> None:
         """Books groups that became final."""
-        trained = [m.tokens for group in groups for m in group.usable()]
-        lost = [m.tokens for group, _ in dropped for m in group.members if m.tokens]
-        failed = [m.tokens for group in groups for m in group.members if m.failure and m.tokens]
-        self.consumed.update(trained)
-        self.generated.update([*trained, *lost, *failed])
+        final = [*groups, *(group for group, _ in dropped)]
+        self.consumed.update(m.tokens for group in groups for m in group.usable() if m.tokens)
+        self.generated.update(m.tokens for group in final for m in group.members if m.tokens)  # failed, surplus: all
 
     def measure(self, work: StepWork) -> None:
         """Books how long decode steps took; by rows where the engine says so."""

@@ -341,7 +341,7 @@ def rollout_rows(
     """One row a rollout that became final: those of the batch's groups, and of groups that were given up."""
     samples = {sample.rollout_id: sample for sample in batch.samples} if batch else {}
     for group in groups:
-        yield from _group_rows(group, samples, DropReason.FAILED, decode)
+        yield from _group_rows(group, samples, DropReason.SURPLUS, decode)
     for group, reason in dropped:
         yield from _group_rows(group, {}, reason, decode)
 

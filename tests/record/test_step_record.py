@@ -249,6 +249,22 @@ def test_nothing_looks_at_tokens_without_a_tokenizer():
         list(rollout_rows(facts.batch, facts.groups, [], lambda ids: ""))
 
 
+def test_members_launched_in_excess_count_as_generated_and_are_surplus_in_the_rows():
+    group = group_of(0, [(5, 10)], [(5, 20)])
+    cut = rollout(group, 2, [(5, 90)], finish=None)  # the others were scored first
+    cut.state, cut.score = RolloutState.DROPPED, None
+    failed = rollout(group, 3, [(5, 7)], finish=None, failure="no reward")
+    failed.state = RolloutState.DROPPED
+    batch = Batch(version=5, samples=tuple(sample(group, m) for m in group.usable()), group_ids=(0,))
+    fates = [row["fate"] for row in rollout_rows(batch, [group], [], None)]
+    assert fates == ["trained", "trained", "dropped:surplus", "dropped:failed"]
+    seen = LengthLedger()
+    seen.add([group], [])
+    assert seen.consumed == Counter({10: 1, 20: 1})
+    assert seen.generated == Counter({10: 1, 20: 1, 90: 1, 7: 1})
+    assert seen.metrics()["bias/length_ratio"] < 0.5
+
+
 def test_a_ledger_goes_on_from_its_state():
     seen, whole = LengthLedger(), LengthLedger()
     facts = facts_of([group_of(0, [(5, 40)], [(5, 10)])])
