@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from gruppetto import __version__
@@ -19,6 +20,7 @@ from gruppetto.auto.settings import auto_settings
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import Loaded
 from gruppetto.config.schema import Config
+from gruppetto.errors import UserError
 from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
@@ -28,6 +30,7 @@ from gruppetto.sim.failures import read_failures
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.workload.base import Demand, uniform
 from gruppetto.sim.workload.families import FAMILIES, family
+from gruppetto.sim.workload.published import PUBLISHED
 from gruppetto.sim.world import Spec, TrainerModel, World
 from gruppetto.types import Rollout, Score
 
@@ -62,9 +65,18 @@ def is_simulated(path: Path) -> bool:
 
 
 def demand_of(workload: str) -> Demand:
-    """A family by name, or the recorded rollouts of a file or folder, whole groups drawn again and again."""
-    if workload in FAMILIES or not Path(workload).exists():
+    """A family of the study or a published workload by name, or the recorded rollouts of a file or folder, whole groups
+    drawn again and again."""
+    if workload in PUBLISHED:
+        return PUBLISHED[workload].workload
+    if workload in FAMILIES:
         return family(workload).workload
+    if not Path(workload).exists():
+        near = get_close_matches(workload, [*FAMILIES, *PUBLISHED], n=1, cutoff=0.0)[0]
+        raise UserError(
+            f'sim.workload = "{workload}" is no family ({", ".join(FAMILIES)}), no published workload '
+            f'({", ".join(PUBLISHED)}) and no file; write sim.workload = "{near}" or the path of a recorded run'
+        )
     return read_trace(Path(workload)).workload("bootstrap")
 
 
