@@ -276,8 +276,8 @@ def steps_of(case: Case) -> int:
 def run_regret(args: argparse.Namespace) -> None:
     out = Path(args.out)
     known = {json.loads(line)["case"] for line in out.read_text().splitlines()} if out.exists() else set()
-    cases = [random_case(number) for number in range(args.workloads)]
-    cases += [family_case(name, scale) for name, scale in FAMILY_SCALES.items()] if args.families else []
+    cases = [family_case(name, scale) for name, scale in FAMILY_SCALES.items()] if args.families else []
+    cases += [random_case(number) for number in range(args.workloads)]
     todo = [case for case in cases if case.name not in known]
     with ProcessPoolExecutor(args.jobs) as processes:
         for done in as_completed([processes.submit(regret_of, case, steps_of(case), SEEDS) for case in todo]):

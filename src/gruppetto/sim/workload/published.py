@@ -66,7 +66,7 @@ PUBLISHED: Mapping[str, Published] = {
     "deepcoder-14b": Published(
         workload=Workload(mu=9.21, s_b=0.77, s_w=0.23, cap=16_384, prompt_tokens=512),
         source="PolyTrace (2509.25279), rLLM DeepCoder-14B",
-        stated="p50 9,964, 15 % at the cap of 16,384 tokens; standard deviations of ln L .77 between, .23 within prompts",
+        stated="p50 9,964, 15 % at the cap of 16,384 tokens; deviations of ln L .77 between, .23 within prompts",
         chosen="nothing; a lognormal has more at the cap than the record",
     ),
     "search-r1": Published(
