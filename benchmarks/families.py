@@ -21,9 +21,11 @@ from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gruppetto.config.loader import load
+from gruppetto.clock import run_virtual
+from gruppetto.config.loader import Loaded, load
+from gruppetto.record.base import NullRecorder
 from gruppetto.sim.compare import figures, overrides
-from gruppetto.sim.simulate import simulate
+from gruppetto.sim.simulate import demand_of, run
 
 SCALES = {"A": 1, "R": 1, "D": 1, "B": 16, "C": 8, "E": 4}
 STEPS = {"A": 40, "R": 40, "D": 40, "B": 12, "C": 10, "E": 10}
@@ -91,22 +93,39 @@ def run_one(
     before = 2 if frozen else 10 if preset.startswith("tail_batch") else 2 + _staleness(entry)
     recipe = f"sim/family-{family.lower()}"
     config = load([recipe]).config
-    with TemporaryDirectory() as folder:
-        settings = [
-            f"run.dir={folder}",
-            "run.name=run",
-            f"run.seed={seed}",
-            f"run.steps={counted + before}",
-            f"rollout.prompts_per_step={config.rollout.prompts_per_step // scale}",
-            f"engine.count={max(1, config.engine.count // scale)}",
-            f"sim.train_token_s={config.sim.train_token_s * scale}",
-            *overrides(entry),
-            *changes,
-        ]
-        found = figures(simulate(load([recipe], settings)), before)
+    settings = [
+        f"run.seed={seed}",
+        f"run.steps={counted + before}",
+        f"rollout.prompts_per_step={config.rollout.prompts_per_step // scale}",
+        f"engine.count={max(1, config.engine.count // scale)}",
+        f"sim.train_token_s={config.sim.train_token_s * scale}",
+        *overrides(entry),
+        *changes,
+    ]
+    found = _figures(load([recipe], settings), before)
     batches = FROZEN_ROUNDS if frozen else 1
     seconds = {name: found[name] / batches for name in ("step_s", "makespan_s")}
     return {"family": family, "preset": preset, "seed": seed, "scale": scale, **found, **seconds, "batches": batches}
+
+
+class _Steps(NullRecorder):
+    """Keeps the steps' metrics and nothing else: events would take a third of the time."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.lines.append(json.dumps(metrics) + "\n")
+
+
+def _figures(loaded: Loaded, before: int) -> dict[str, Any]:
+    kept = _Steps()
+    run_virtual(run(loaded.config, demand_of(loaded.config.sim.workload), kept))
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "metrics.jsonl").write_text("".join(kept.lines))
+        (path / "config.resolved.json").write_text(json.dumps(loaded.resolved()))
+        return figures(path, before)
 
 
 def _staleness(entry: str) -> int:
@@ -233,14 +252,14 @@ def _line(preset: str, f: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run")
-    run.add_argument("--families", default=",".join(SCALES))
-    run.add_argument("--presets")
-    run.add_argument("--steps", type=int)
-    run.add_argument("--seeds", type=int, default=SEEDS)
-    run.add_argument("--scale", type=int)
-    run.add_argument("--set", action="append", default=[], metavar="key=value")
-    run.add_argument("--out", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("--families", default=",".join(SCALES))
+    running.add_argument("--presets")
+    running.add_argument("--steps", type=int)
+    running.add_argument("--seeds", type=int, default=SEEDS)
+    running.add_argument("--scale", type=int)
+    running.add_argument("--set", action="append", default=[], metavar="key=value")
+    running.add_argument("--out", required=True)
     shown = commands.add_parser("show")
     shown.add_argument("file")
     shown.add_argument("--json")

@@ -1,0 +1,89 @@
+"""What the scheduling study says of its families, at a small size: the same rollouts, virtual seconds, fixed seeds."""
+
+import json
+
+import pytest
+
+from gruppetto.config.loader import load
+from gruppetto.sim.compare import figures, overrides
+from gruppetto.sim.simulate import simulate
+
+PLAIN = "stream=false:chunk=none:kv=engine:finish_first=false"
+"""What `partial` and `async_bounded` do, for `layered`."""
+RUNS_ON = "run.placement=disaggregated:sim.kv_on_swap=keep"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """(family, entry of --compare) -> its figures, and prefilled tokens for each that was made."""
+
+    def run(family, entry, *, scale=8, steps=24, before=4, seed=0):
+        whole = load([f"sim/family-{family}"]).config
+        settings = [
+            f"run.dir={tmp_path}",
+            f"run.seed={seed}",
+            f"run.steps={steps}",
+            f"rollout.prompts_per_step={whole.rollout.prompts_per_step // scale}",
+            f"engine.count={whole.engine.count // scale}",
+            f"sim.train_token_s={whole.sim.train_token_s * scale}",
+            *overrides(entry),
+        ]
+        folder = simulate(load([f"sim/family-{family}"], settings))
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        prefilled = sum(row["perf/prefill_tokens"] for row in rows) / rows[-1]["tokens/made"]
+        return {**figures(folder, before), "prefilled": prefilled}
+
+    return run
+
+
+@pytest.mark.parametrize("family", ["a", "d", "r"])
+def test_a_bound_that_is_reached_anyway_costs_nothing(run, family):
+    partial = run(family, "partial:depth=1.5")
+    k = partial["staleness_max"]
+    assert k >= 2
+    bounded = run(family, f"layered:depth=1.5:max_staleness={k}:{PLAIN}")
+    assert bounded["staleness_max"] <= k
+    assert bounded["step_s"] == pytest.approx(partial["step_s"], rel=0.02)
+    assert bounded["waste"] == partial["waste"] == 0
+
+
+@pytest.mark.parametrize("family", ["a", "d", "r"])
+def test_neither_where_engines_run_on(run, family):
+    counted = run(family, "async_bounded:sim.kv_on_swap=keep")
+    k = counted["staleness_max"]
+    assert k >= 3  # it counts admissions for a bound of 1
+    bounded = run(family, f"layered:depth=2:max_staleness={k}:{PLAIN}:{RUNS_ON}")
+    assert bounded["staleness_max"] <= k
+    assert bounded["step_s"] == pytest.approx(counted["step_s"], rel=0.02)
+    assert bounded["waste"] == counted["waste"] == 0
+
+
+@pytest.mark.parametrize("family", ["a", "d", "r"])
+def test_masking_beats_tail_batching(run, family):
+    tail = run(family, "tail_batch", before=10, steps=35)
+    mask = run(family, "layered:max_staleness=1:depth=1.5:over_age=mask", before=10, steps=35)
+    assert mask["step_s"] < tail["step_s"]
+    assert mask["tokens_per_s"] >= tail["tokens_per_s"]
+    assert (mask["censors"], tail["censors"]) == (False, True)
+    assert mask["length_ks"] <= mask["ks_allowance"]
+
+
+LIVE = f"max_staleness=2:depth=1.5:{RUNS_ON}"
+
+
+def test_holding_kv_for_tool_calls_is_what_counts(run):
+    kinds = ("hold", "count", "engine")
+    held, counted, free = (run("e", f"layered:{LIVE}:kv={kv}", scale=16, steps=5, before=2) for kv in kinds)
+    assert held["tokens_per_s"] > 1.8 * free["tokens_per_s"]
+    assert held["tokens_per_s"] > 1.8 * counted["tokens_per_s"]
+    # 2.4 tokens of prompt and observations for each that is made must be prefilled, whatever the policy
+    assert held["prefilled"] < 6
+    assert min(counted["prefilled"], free["prefilled"]) > 20
+
+
+def test_agents_on_policy(run):
+    sync, layered = (run("e", entry, scale=16, steps=3, before=0) for entry in ("sync", "layered"))
+    assert layered["staleness_max"] == 0
+    assert layered["makespan_s"] < sync["makespan_s"] / 1.2
+    assert layered["prefilled"] < 6
+    assert sync["prefilled"] > 15
