@@ -72,6 +72,8 @@ def test_so_must_one_that_was_pushed_out_and_it_is_passed_by_those_that_were_not
     assert next(r.id for r in pool.queue()) == "g0.0"
     assert started(pool, hold=True)[:1] == ["g0.0"]  # nothing else runs
     pool.start("g1.0", "e0", 2.0, 10)
+    assert started(pool, hold=True) == []  # 20 run, 40 are held, 50 are needed
+    assert started(pool)[:1] == ["g0.0"]
     pool.answered("g0.1", [], 1.0)
     assert [r.id for r in pool.queue()][:2] == ["g0.1", "g0.0"]  # whose KV is there
     assert started(pool, hold=True) == ["g0.1"]
