@@ -1,11 +1,13 @@
 """The present state of a run, small enough to be sent to another process: where a forecast begins.
 
 Owns no tokens: a rollout is its progress by weights version. Promise: a pool filled from it (`fill`) has the same
-groups, ages, ready order, deferred tasks and version as the one it was taken from (`take`).
+groups, ages, finished siblings, ready order, number of deferred tasks and version as the one it was taken from
+(`take`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -109,6 +111,9 @@ def _entry(group: GroupEntry, number: int, member: Member) -> RolloutEntry:
     entry = RolloutEntry(f"g{group.id}.{number}", group, number, tokens=tokens, others=member.others, segments=segments)
     entry.oldest = min((segment.version for segment in segments), default=None)
     if member.done:
+        group.finished += 1
+        group.log_sum += math.log(max(1, tokens))
+        group.longest = max(group.longest, tokens)
         entry.state, entry.finish, entry.score = RolloutState.SCORED, FinishReason.STOP, Score(reward=float(number % 2))
     elif tokens:
         entry.state = RolloutState.PARKED
