@@ -99,13 +99,13 @@ class Chooser:
 
     async def after_step(self, metrics: Mapping[str, Any], work: StepWork, processed: int) -> None:
         """Learns from a step, asks for forecasts when they are due, follows them when they are in."""
-        self._estimates.add(metrics, self._loop.pool, work, processed)
+        self._estimates.add(metrics, work, processed)
         self._check_forecast(metrics)
         if self._next is not None:
             self._drained()
         if self._pending is not None and (self._pending.done() or self._settings.deterministic):
             await self._consider()
-        if self._due() and self._pending is None:
+        if self._due() and self._pending is None and self._next is None:
             question = self._question()
             if question is None:
                 return
@@ -207,11 +207,12 @@ class Chooser:
         try:
             answers = await pending
         except Exception as error:  # a broken forecast costs a decision, not the run
-            self._tell("notice", reason=f"no forecast, the scheduling policy stays: {error!r}")
+            self._stay(f"no forecast, the scheduling policy stays: {error!r}")
             return
         known = dict(zip(self._asked, answers, strict=True))
         usable = {choice: answer for choice, answer in known.items() if self._usable(choice, answer)}
         if not usable:
+            self._stay("no candidate keeps the limits by its forecast, the scheduling policy stays")
             return
         best = max(usable, key=lambda choice: usable[choice].tokens_s)
         if self._distrusted and self._ruled in usable:
@@ -224,6 +225,10 @@ class Chooser:
             self._go_to(best)
         self._pace(known, best, switch)
         self._expect(usable.get(self._choice))
+
+    def _stay(self, why: str) -> None:
+        self._next_at = self._estimates.count + EVERY
+        self._tell("notice", reason=why)
 
     def _pace(self, known: Mapping[Choice, Forecast], best: Choice, switch: bool) -> None:
         """When to ask next, and whom not to ask: who was far behind sits out, until everybody is asked again."""
@@ -266,11 +271,10 @@ class Chooser:
 
     def _drained(self) -> None:
         if self._next is not None and not self._loop.pool.groups:
-            choice, self._next = self._next, None
-            self._follow(choice)
+            self._follow(self._next)
 
     def _follow(self, choice: Choice) -> None:
-        self._choice = choice
+        self._choice, self._next = choice, None
         self._loop.follow(self._compose(choice))
 
     def _compose(self, choice: Choice) -> Composed:

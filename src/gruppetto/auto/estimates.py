@@ -35,7 +35,6 @@ class _Step:
     switch_s: float
     step_s: float
     masked: float | None
-    kv_held: float
     work: StepWork
 
 
@@ -46,11 +45,9 @@ class Estimates:
         self._steps: deque[_Step] = deque(maxlen=WINDOW)
         self.count = 0
 
-    def add(self, metrics: Mapping[str, Any], pool: Pool, work: StepWork, processed: int) -> None:
+    def add(self, metrics: Mapping[str, Any], work: StepWork, processed: int) -> None:
         """One step's metrics and what the engines did in it; `processed` tokens went through the trainer."""
         self.count += 1
-        capacity = sum(seat.kv_capacity for seat in pool.engines())
-        held = sum(seat.kv_held for seat in pool.engines())
         masked = metrics.get("waste/masked_share")
         self._steps.append(
             _Step(
@@ -60,7 +57,6 @@ class Estimates:
                 metrics.get("time/switch_s", 0.0),
                 metrics["time/step_s"],
                 masked if masked else None,
-                held / capacity if capacity else 0.0,
                 work,
             )
         )
@@ -86,7 +82,7 @@ class Estimates:
         """What the rule asks for, from lengths that no scheduling policy has censored."""
         groups = memory.estimator.recent_groups()
         cohorts = _cohorts(groups, pool.batch_groups)
-        found = [bounds(_pieces(cohort, prompt), rates, prompt * len(cohort)) for cohort in cohorts]
+        found = [bounds(_pieces(cohort, prompt, memory), rates, prompt * len(cohort)) for cohort in cohorts]
         known = [bound for bound in found if bound is not None]
         critical = fmean(bound.critical_s for bound in known)
         flow = _flow_s(pool, rates, belief.mean)
@@ -100,7 +96,7 @@ class Estimates:
             icc=belief.icc,
             clustered=belief.clustered,
             reliability=memory.history.reliability,
-            kv_wait_share=fmean(step.kv_held for step in self._steps),
+            kv_wait_share=memory.turns.held_share,
             masked_share=fmean(masked) if masked else None,
             tail_eta=best_eta(maxima[-1024:], pool.batch_groups),
             train_share=fmean(step.train_s for step in self._steps) / max(1e-9, fmean(s.step_s for s in self._steps)),
@@ -124,8 +120,10 @@ def _cohorts(groups: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequen
     return whole or [groups]
 
 
-def _pieces(cohort: Sequence[Sequence[int]], prompt: int) -> list[Piece]:
-    return [Piece("", prompt, length) for group in cohort for length in group]
+def _pieces(cohort: Sequence[Sequence[int]], prompt: int, memory: LengthMemory) -> list[Piece]:
+    """With tools, each rollout has as many turns as its length says, each with the mean call and the mean answer."""
+    tool_s, answers = memory.turns.seconds_a_token, memory.turns.answers_a_token
+    return [Piece("", prompt, length, tool_s * length, round(answers * length)) for group in cohort for length in group]
 
 
 def _flow_s(pool: Pool, rates: Rates, mean: float) -> float:

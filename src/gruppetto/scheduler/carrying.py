@@ -124,6 +124,8 @@ class Carrier:
         budget = loop.settings.budget(entry.context - entry.tokens, entry.tokens)
         cut = chunk is not None and chunk < budget
         may_make = chunk if cut and chunk is not None else budget
+        if entry.turns:
+            loop.memory.turns.went_on(loop.pool.seating.held_share)
         turn = entry.tokens // entry.turns if entry.turns else may_make  # it comes back at the end of its turn
         loop.pool.start(rollout, engine, now(), max(0, min(may_make, turn)))
         if budget <= 0:

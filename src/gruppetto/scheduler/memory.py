@@ -32,6 +32,7 @@ class TurnMemory:
     def __init__(self) -> None:
         self._calls: deque[tuple[float, int]] = deque(maxlen=CALLS_HELD)
         self._rollouts: deque[tuple[int, int]] = deque(maxlen=CALLS_HELD)
+        self._held: deque[float] = deque(maxlen=CALLS_HELD)
 
     def call(self, seconds: float, answer: int) -> None:
         """A tool took `seconds` and answered with so many tokens."""
@@ -40,6 +41,15 @@ class TurnMemory:
     def rollout(self, tokens: int, turns: int) -> None:
         """A finished rollout made `tokens` in `turns` turns."""
         self._rollouts.append((tokens, max(1, turns)))
+
+    def went_on(self, held: float) -> None:
+        """A rollout goes on after a tool call; `held` of all KV is kept for those that come back."""
+        self._held.append(held)
+
+    @property
+    def held_share(self) -> float:
+        """Mean share of the KV that is kept for rollouts that come back, where a rollout goes on."""
+        return sum(self._held) / len(self._held) if self._held else 0.0
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -63,14 +73,25 @@ class TurnMemory:
         tokens = self.tokens_a_turn
         return sum(self.seconds) / max(1, len(self._calls)) / tokens if tokens else 0.0
 
+    @property
+    def answers_a_token(self) -> float:
+        """Observation tokens for each model token."""
+        tokens = self.tokens_a_turn
+        return self.tokens_an_answer / tokens if tokens else 0.0
+
     def state(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"calls": [list(call) for call in self._calls], "rollouts": [list(one) for one in self._rollouts]}
+        return {
+            "calls": [list(call) for call in self._calls],
+            "rollouts": [list(one) for one in self._rollouts],
+            "held": list(self._held),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state()`."""
         self._calls.extend((seconds, answer) for seconds, answer in state["calls"])
         self._rollouts.extend((tokens, turns) for tokens, turns in state["rollouts"])
+        self._held.extend(state["held"])
 
 
 GROUPS_WANTED = 512

@@ -24,6 +24,8 @@ class Seating:
         self._used = 0
         self._serving = len(self._open)
         self._busy = 0
+        self._held = 0
+        self._room = sum(seat.kv_capacity for seat in seats if seat.capacity)
         self._kept: dict[str, dict[str, RolloutEntry]] = {seat.name: {} for seat in seats}
         """Rollouts whose KV is held, by engine, longest held first."""
 
@@ -60,6 +62,11 @@ class Seating:
         """Share of the serving engines that hold no rollout. O(1)."""
         return 1 - self._busy / self._serving if self._serving else 0.0
 
+    @property
+    def held_share(self) -> float:
+        """KV held for rollouts that come back, as a share of all KV; 0 where its size is not known. O(1)."""
+        return self._held / self._room if self._room else 0.0
+
     def has_room(self, engine: str) -> bool:
         """Whether it serves and has a slot."""
         seat = self._seats.get(engine)
@@ -85,6 +92,7 @@ class Seating:
         if keeps_kv and seat.capacity:
             entry.home, entry.reserved = seat.name, entry.context
             seat.kv_held += entry.reserved
+            self._held += entry.reserved
             self._kept[seat.name][entry.id] = entry
         return self._push_out(seat)
 
@@ -98,6 +106,7 @@ class Seating:
         if entry.home is not None:
             self._kept[entry.home].pop(entry.id, None)
             self._seats[entry.home].kv_held -= entry.reserved
+            self._held -= entry.reserved
             entry.reserved = 0
 
     def _push_out(self, seat: EngineSeat) -> list[RolloutEntry]:
@@ -122,6 +131,7 @@ class Seating:
             self._slots -= seat.slots
             self._used -= min(seat.load, seat.slots)
             self._serving -= 1
+            self._room -= seat.kv_capacity
             self._busy -= seat.load > 0
         seat.capacity = 0
         self._relist(seat)
@@ -133,6 +143,7 @@ class Seating:
             self._slots += seat.slots
             self._used += min(seat.load, seat.slots)
             self._serving += 1
+            self._room += seat.kv_capacity
             self._busy += seat.load > 0
         seat.capacity = capacity
         self._relist(seat)

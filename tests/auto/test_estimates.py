@@ -1,0 +1,52 @@
+"""What `auto` measures: tool calls are part of the slowest rollout, and the KV held for those in one is seen."""
+
+import pytest
+
+from gruppetto.auto.estimates import Estimates
+from gruppetto.record.bounds import Rates
+from gruppetto.scheduler.entries import EngineSeat
+from gruppetto.scheduler.memory import LengthMemory
+from gruppetto.scheduler.meter import CAUSES, StepWork
+from gruppetto.scheduler.pool import Pool
+from gruppetto.types import Segment, Task, TokenKind
+
+RATES = Rates(base_s=1.0, row_s=0.0, slots=4, engines=1)
+
+
+def measured(memory):
+    for group in range(8):
+        memory.estimator.add([40 + group, 100], [False, False])
+    memory.close_step()
+    estimates = Estimates()
+    seconds = {"time/train_s": 1.0, "time/publish_s": 1.0, "time/step_s": 10.0}
+    estimates.add(seconds, StepWork(engines=(), ticks=dict.fromkeys(CAUSES, 0), wall_ticks=0, generate_ticks=0), 100)
+    pool = Pool(batch_groups=8, group_size=2, engines=[EngineSeat("e0", 0, 4, 4)])
+    return estimates.measured(memory, memory.estimator.belief(), pool, RATES, 3)
+
+
+def test_the_slowest_rollout_has_its_tool_calls():
+    plain, tools = LengthMemory(1_000, 8), LengthMemory(1_000, 8)
+    tools.turns.rollout(100, 10)  # a call every 10 tokens
+    tools.turns.call(5.0, 7)
+    without, with_tools = measured(plain), measured(tools)
+    assert without.critical_path_s == pytest.approx(100)
+    assert with_tools.critical_path_s == pytest.approx(100 + 10 * 5)
+    assert with_tools.rho > without.rho
+
+
+def test_kv_held_is_seen_where_rollouts_go_on_not_after_a_publish():
+    memory = LengthMemory(1_000, 8)
+    pool = Pool(batch_groups=1, group_size=1, engines=[EngineSeat("e0", 0, 4, 4, kv_capacity=100)])
+    group = pool.launch(Task(id="t", prompt_ids=range(10)))
+    entry = group.members[0]
+    pool.start(entry.id, "e0", 0.0, 20)
+    pool.add_tokens(entry.id, [Segment(TokenKind.MODEL, 0, range(20), range(20))])
+    pool.wait(entry.id, 1.0)
+    assert pool.seating.held_share == pytest.approx(0.3)
+    memory.turns.went_on(pool.seating.held_share)
+    pool.forget_kv()
+    assert pool.seating.held_share == 0
+    assert measured(memory).kv_wait_share == pytest.approx(0.3)
+    again = LengthMemory(1_000, 8)
+    again.turns.load_state(memory.turns.state())
+    assert again.turns.held_share == memory.turns.held_share
