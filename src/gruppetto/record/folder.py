@@ -101,7 +101,7 @@ class RunFolder(Recorder):
     # -- the recorder -------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, t: float, **fields: Any) -> None:
-        self._events.write({"t": round(self._offset + t, 6), "kind": kind, **fields})
+        self._events.write({"t": round((self._offset + t) * 1e6) / 1e6, "kind": kind, **fields})
         if not self._seen_to:
             self._see_to_flush()
 

@@ -78,7 +78,7 @@ class Trace:
             yield from self._entry(event)
         for rollout in list(self._open):
             yield self._slice(rollout, self._last, {"reason": "open"})
-        yield from self._counters(float("inf"), self._last)
+        yield from self._counters(self._last)
         yield from self._names()
 
     def _entry(self, event: _Event) -> Iterator[dict[str, Any]]:
@@ -102,7 +102,8 @@ class Trace:
                 yield from self._span(event)
             case "eval" | "error":
                 yield _mark(event, f"{event.kind} {event.reason or ''}".strip())
-        yield from self._counters(event.t - self._counted_at, event.t)
+        if (event.t - self._counted_at) * 1e6 >= _COUNT_EVERY_US:
+            yield from self._counters(event.t)
 
     def _start(self, event: _Event) -> None:
         assert event.rollout is not None
@@ -128,12 +129,11 @@ class Trace:
             label = f"step {begun.step}" if kind == "train" else f"publish {begun.version}"
             yield _complete(label, _RUN, lane, begun.t, event.t, {"step": begun.step, "version": begun.version})
 
-    def _counters(self, since: float, t: float) -> Iterator[dict[str, Any]]:
-        """At most one sample of each counter a millisecond."""
-        if since * 1e6 >= _COUNT_EVERY_US:
-            self._counted_at = t
-            yield {"ph": "C", "pid": _RUN, "name": "running", "ts": t * 1e6, "args": {"rollouts": len(self._open)}}
-            yield {"ph": "C", "pid": _RUN, "name": "ready", "ts": t * 1e6, "args": {"groups": len(self._ready)}}
+    def _counters(self, t: float) -> Iterator[dict[str, Any]]:
+        """One sample of each counter; asked for once a millisecond at most."""
+        self._counted_at = t
+        yield {"ph": "C", "pid": _RUN, "name": "running", "ts": t * 1e6, "args": {"rollouts": len(self._open)}}
+        yield {"ph": "C", "pid": _RUN, "name": "ready", "ts": t * 1e6, "args": {"groups": len(self._ready)}}
 
     def _names(self) -> Iterator[dict[str, Any]]:
         yield _name("process_name", _RUN, 0, "run")
@@ -146,7 +146,7 @@ class Trace:
 
 
 def _complete(name: str, pid: int, tid: int, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
-    duration = round((end - start) * 1e6, 3)
+    duration = round((end - start) * 1e9) / 1e3
     shown = {key: value for key, value in args.items() if value is not None}
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start * 1e6, "dur": duration, "args": shown}
 

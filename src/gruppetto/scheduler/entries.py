@@ -78,12 +78,12 @@ class GroupEntry:
     longest: int = 0
     """The longest of them."""
     history: History | None = None
-    """What an earlier epoch says of this prompt , if anything."""
+    """What an earlier epoch says of this prompt, if anything."""
+    prompt: int = field(init=False)
+    """Prompt tokens."""
 
-    @property
-    def prompt(self) -> int:
-        """Prompt tokens."""
-        return len(self.task.prompt_ids)
+    def __post_init__(self) -> None:
+        self.prompt = len(self.task.prompt_ids)
 
     def usable(self) -> list[RolloutEntry]:
         """Members with a reward."""

@@ -27,7 +27,7 @@ from gruppetto.clock import now
 from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Engine
 from gruppetto.errors import RunError, StallError
-from gruppetto.record.base import Recorder
+from gruppetto.record.base import NullRecorder, Recorder
 from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.calls import RolloutCalls
 from gruppetto.scheduler.carrying import Carrier
@@ -279,11 +279,12 @@ class RolloutLoop:
 
     def _decide(self) -> None:
         """Asks the scheduling policy until it wants nothing more."""
+        at = now()
         for _ in range(MAX_DECISIONS):
             if self._stopping or self._batch is not None:
                 self._note()
                 return
-            actions = self.policy.decide(self.pool, now())
+            actions = self.policy.decide(self.pool, at)
             self.decisions += 1
             if not actions:
                 self._note()
@@ -312,8 +313,9 @@ class RolloutLoop:
 
     async def _absorb(self) -> None:
         """Waits for at least one event and books all that are there; in lockstep, all that this decode step caused."""
+        book = self.returns.book
         for event in await self._next_events():
-            self.returns.book(event)
+            book(event)
 
     async def _next_events(self) -> list[Event]:
         settle = self.settings.lockstep and not self._stopping
@@ -369,12 +371,15 @@ class RolloutLoop:
 
     def _nothing_left(self) -> bool:
         pool = self.pool
+        if not pool.exhausted:
+            return False
         live = pool.groups or pool.deferred or pool.committed or self._batch is not None
-        return pool.exhausted and not live and not self.calls.outstanding
+        return not live and not self.calls.outstanding
 
     def tell(self, kind: str, **fields: object) -> None:
         """One event for the record, at this moment."""
-        self.recorder.event(kind, now() - self.started_at, **fields)
+        if type(self.recorder) is not NullRecorder:
+            self.recorder.event(kind, now() - self.started_at, **fields)
 
     def _stall_report(self) -> str:
         states: dict[RolloutState, int] = {}

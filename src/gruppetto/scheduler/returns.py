@@ -95,9 +95,9 @@ class Returns:
 
     def _stopped(self, event: Stopped) -> None:
         entry = self._pool.rollouts[event.rollout]
+        before = entry.tokens
         self._pool.add_tokens(event.rollout, event.segments)
-        made = sum(len(s) for s in event.segments)
-        self._meter.generated[event.rollout] += made
+        self._meter.generated[event.rollout] += entry.tokens - before
         self._tell(
             "stop",
             rollout=entry.id,
