@@ -7,7 +7,8 @@ For three sets of limits (k = 0 unbiased; k = 0 with masking or censoring up to 
 behind the best fixed choice that the limits allow, in trained tokens/s after four warm-up steps, lengths drifting by a
 factor of two over the run, over 200 steps. `auto` learns everything: lengths, engine prices, the trainer's.
 A result is a line of the file as soon as it is there; what is in the file is not run again. Virtual time throughout.
-Figures (regret.<limits>.*): mean, max, share_behind_10, auto_wins; what they are measured against is in the file.
+Figures (regret.<family or random>.<limits>): mean, max, cases, over_waste (cases in which more than `max_waste` went
+untrained); what they are measured against is in the file.
 """
 
 from __future__ import annotations
