@@ -248,9 +248,9 @@ class SimSection(Section):
     """[sim]: what `gruppetto simulate` puts in the place of model, data, rewards and trainer."""
 
     workload: str = "A"
-    """A family of the scheduling study (A, B, C, D, E, R), the lengths of a published system (rollpacker-8k, -16k, -32k,
-    seer-moonlight, seer-vl72b, seer-k2, april-4b, dapo-32b, deepcoder-14b, search-r1), or a recorded run: a run folder,
-    a verl or slime dump, a CSV or JSONL table of lengths."""
+    """A family of our scheduling study (A, B, C, D, E, R), the lengths of a published system (rollpacker-8k, -16k,
+    -32k, seer-moonlight, seer-vl72b, seer-k2, april-4b, dapo-32b, deepcoder-14b, search-r1), or a recorded run: a run
+    folder, a verl or slime dump, a CSV or JSONL table of lengths."""
     tasks: Annotated[int, Field(ge=0)] = 0
     """Tasks of the data set, gone through again and again; 0 = every task is new."""
     decode_base_s: Annotated[float, Field(ge=0)] = 0.0041
