@@ -10,7 +10,7 @@ from gruppetto.clock import now, run_virtual
 from gruppetto.controller import Interrupted
 from gruppetto.errors import RunError
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
-from gruppetto.sim.stages import SimTrainer
+from gruppetto.sim.stages import SimChannel, SimTrainer
 from gruppetto.types import FinishReason, Score, Task
 
 
@@ -32,6 +32,42 @@ def test_an_engine_that_dies_while_training_is_out_and_the_run_goes_on(tmp_path)
     assert [event["engine"] for event in run.kinds("error")] == ["e0"]
     assert [event["version"] for event in run.kinds("eval")] == [0, 1, 2, 3, 4, 5, 6]
     assert all(event["failed"] == 0 for event in run.kinds("eval"))
+
+
+@pytest.mark.parametrize(("at", "colocated"), [("pause", True), ("pause", False), ("begin_update", True)])
+def test_an_engine_that_answers_nothing_at_a_publish_is_out_and_the_others_go_on(tmp_path, at, colocated):
+    async def main():
+        nonlocal run
+        run = Run(tmp_path, timeout_s=100.0, stall_s=200.0, colocated=colocated)
+        answered = getattr(run.engines[0], at)
+
+        async def hanging(argument):
+            if run.controller.version == 2:
+                run.engines[0].hang()
+            await answered(argument)
+
+        setattr(run.engines[0], at, hanging)
+        await run.controller.run()
+
+    run = None
+    run_virtual(main())
+    assert [row["version"] for row in run.record.steps] == [1, 2, 3, 4, 5, 6]
+    (event,) = run.kinds("error")
+    assert event["engine"] == "e0"
+    assert "did not answer the pause for new weights in 30 s" in event["reason"]
+
+
+def test_a_publish_that_hangs_though_all_engines_answer_ends_the_run(tmp_path):
+    async def main():
+        nonlocal run
+        run = Run(tmp_path, stall_s=100.0)
+        run.controller.stages.channel = SimChannel(1000.0)
+        with pytest.raises(RunError, match="publish of version 1: not answered within 100 s by e0, e1"):
+            await run.controller.run()
+
+    run = None
+    run_virtual(main())
+    assert run.kinds("error") == []
 
 
 def test_an_engine_that_dies_in_an_evaluation_loses_no_answer(tmp_path):

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from gruppetto.buffer.batch import Advantages, build_batch
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.clock import now
-from gruppetto.engines.base import Engine, PauseMode
+from gruppetto.engines.base import Engine, PauseMode, pause_all
 from gruppetto.errors import EngineError, RunError
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import Recorder
@@ -269,18 +269,18 @@ class Controller:
         return False
 
     async def _publish_to(self, engines: Sequence[Engine], version: int, mode: PauseMode) -> None:
-        deadline = self.stages.loop.settings.stall_s
+        settings = self.stages.loop.settings
         try:
-            async with asyncio.timeout(deadline):
-                for engine in engines:
-                    await engine.pause(mode)
+            async with asyncio.timeout(settings.stall_s):
+                await pause_all(engines, mode, settings.abort_s)
                 await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
                 for engine in engines:
                     await engine.resume()
                     self.stages.loop.pool.seating[engine.name].version = version
         except TimeoutError:
-            names = ", ".join(engine.name for engine in engines)
-            raise RunError(f"publish of version {version}: not answered within {deadline:g} s by {names}") from None
+            await pause_all(engines, mode, settings.abort_s)  # one that fell silent meanwhile is out, and it alone
+            why = f"publish of version {version}: not answered within {settings.stall_s:g} s"
+            raise RunError(f"{why} by {', '.join(engine.name for engine in engines)}") from None
 
     def _serving(self) -> list[Engine]:
         return [engine for engine in self.stages.engines if engine.name in self.stages.loop.pool.serving]

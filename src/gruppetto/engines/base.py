@@ -11,12 +11,14 @@ Promises every implementation keeps:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from gruppetto.errors import EngineError
 from gruppetto.types import Segment
 from gruppetto.weights.base import Bucket
 
@@ -179,3 +181,13 @@ class Engine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Ends every call with an abort result and frees all; may be called twice."""
+
+
+async def pause_all(engines: Sequence[Engine], mode: PauseMode, within_s: float) -> None:
+    """Pauses one after the other. Raises `EngineError` for the first that does not answer in so many seconds."""
+    for engine in engines:
+        try:
+            async with asyncio.timeout(within_s):
+                await engine.pause(mode)
+        except TimeoutError:
+            raise EngineError(engine.name, f"did not answer the pause for new weights in {within_s:g} s") from None
