@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 from controlled import PARTIAL, STREAMED, WINDOWED, Run
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.controller import Interrupted
+from gruppetto.sim.engine import SimEngine
 from gruppetto.sim.stages import SimTrainer
 from gruppetto.types import TokenKind
 
@@ -161,3 +163,19 @@ def test_an_engine_that_does_not_answer_an_update_is_out_and_the_others_go_on(tm
     assert [event["engine"] for event in run.kinds("error")] == ["e1"]
     assert len(run.record.steps) == 6
     assert ended < 1000
+
+
+def test_in_lockstep_engines_that_stand_still_wait_for_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(SimEngine, "advance", lambda engine: asyncio.sleep(0.5), raising=False)
+
+    async def main():
+        run = Run(tmp_path, policy=STREAMED, trainer=Watching(), lockstep=True)
+        await run.controller.run()
+        return run
+
+    run = run_virtual(main())
+    parts = Counter(event["step"] for event in run.kinds("train_begin"))
+    streamed = [row for row in run.record.steps if parts[row["version"]] > 1]
+    assert streamed
+    closed_s = len(run.engines) * (1.0 + 5.0)  # the last part and the optimizer step, in which engines rest anyway
+    assert all(row["engine_s/trainer"] > closed_s + 1 for row in streamed)

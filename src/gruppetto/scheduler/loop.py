@@ -331,8 +331,10 @@ class RolloutLoop:
         """In lockstep the engines decode only while the trainer waits and no weights are on their way: how long those
         take is up to the clock, and no event may depend on it."""
         while not self.pool.trainer_waits or self.carrier.updating:
+            self.meter.phase("train")
             self._asked.clear()
             await self._asked.wait()
+            self.meter.phase("generate")
 
     def _patience(self) -> float | None:
         """While the trainer trains and nothing is out, there is nothing that could come back."""
