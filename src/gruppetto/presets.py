@@ -51,7 +51,7 @@ def build_policy(config: Config) -> Composed:
     combinations that make no sense."""
     section = config.scheduler
     colocated = config.run.placement == "colocated"
-    policy = compose(section, colocated=colocated)
+    policy = compose(section)
     lines = [f"scheduler.{key}: {why}; write {instead}" for key, why, instead in problems(policy, colocated=colocated)]
     lines += [
         f"scheduler.{name} belongs to the rounds of tail_batch, and scheduler.type is '{section.type}'; leave it out"
@@ -68,7 +68,7 @@ def build_policy(config: Config) -> Composed:
     return policy
 
 
-def compose(section: SchedulerSection, *, colocated: bool) -> Composed:
+def compose(section: SchedulerSection) -> Composed:
     """The preset with the choices that the section replaces, checked by nobody yet."""
     if section.type == "auto":
         section = section.model_copy(update={"type": "layered"})

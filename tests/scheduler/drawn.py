@@ -42,15 +42,15 @@ SECTIONS = {
 """Name to what is set beside the type (the name's first word)."""
 
 
-def preset(name, colocated):
+def preset(name):
     """The preset as a config would have it."""
     kind = name.split(",")[0]
-    return compose(SchedulerSection(type=kind, **SECTIONS[name]), colocated=colocated)
+    return compose(SchedulerSection(type=kind, **SECTIONS[name]))
 
 
 def presets(colocated):
     names = [name for name in SECTIONS if not (colocated and name.startswith(DISAGGREGATED_ONLY))]
-    return st.sampled_from([preset(name, colocated) for name in names])
+    return st.sampled_from([preset(name) for name in names])
 
 
 ROUNDS = ("continuous", "continuous", "continuous", "continuous", "short and long", "frozen")

@@ -33,7 +33,7 @@ def check(run, error):
 
 @pytest.mark.parametrize(("name", "colocated"), RUNS)
 def test_every_preset_trains_everything_once_and_within_its_bound(name, colocated):
-    policy = preset(name, colocated)
+    policy = preset(name)
     assert list(problems(policy, colocated=colocated)) == []
     check(*run_scenario(Scenario(policy=policy, colocated=colocated, **SHAPE, **SLOW)))
 
@@ -42,14 +42,14 @@ def test_every_preset_trains_everything_once_and_within_its_bound(name, colocate
 def test_every_preset_lives_through_tools_kills_and_a_tight_cache(name, colocated):
     kills = tuple(Kill(step, 25.0, how) for step, how in ((1, "kill"), (4, "interrupt"), (7, "pause"), (9, "kill")))
     rough = {"turns": 3, "tight_kv": True, "context": 200, "kills": kills, "save_every": 2, "laid_out": False}
-    check(*run_scenario(Scenario(policy=preset(name, colocated), colocated=colocated, **SHAPE, **SLOW, **rough)))
+    check(*run_scenario(Scenario(policy=preset(name), colocated=colocated, **SHAPE, **SLOW, **rough)))
 
 
 @pytest.mark.parametrize(("name", "colocated"), RUNS)
 def test_every_preset_goes_on_without_an_engine(name, colocated):
     kind = ("dead", "mute", "slow")[(list(SECTIONS).index(name) + colocated) % 3]
     scenario = Scenario(
-        policy=preset(name, colocated), colocated=colocated, faults=(Fault(0, 31.0, kind),), timeout_s=300.0, **SHAPE
+        policy=preset(name), colocated=colocated, faults=(Fault(0, 31.0, kind),), timeout_s=300.0, **SHAPE
     )
     run, error = run_scenario(scenario)
     assert error is None
@@ -71,9 +71,7 @@ def test_the_bound_is_reached_and_never_passed():
 
 def test_what_is_parked_goes_by_its_own_version_where_the_window_says_so():
     for seed in range(4):
-        scenario = Scenario(
-            policy=preset("windowed", False), colocated=False, seed=seed, **{**SHAPE, "engines": 3}, **SLOW
-        )
+        scenario = Scenario(policy=preset("windowed"), colocated=False, seed=seed, **{**SHAPE, "engines": 3}, **SLOW)
         run, error = run_scenario(scenario)
         assert error is None
         members = [m for batch in run.lineage.batches for g in batch for m in g.usable()]

@@ -239,13 +239,13 @@ def distance_and_allowance(policy, depth, skip, *, colocated=True):
     [
         pytest.param(SYNC, 1, 0, True, id="sync"),
         pytest.param(partial(1.5), 1.5, 2, True, id="partial"),
-        pytest.param(preset("divided", True), 1, 0, True, id="divided"),
-        pytest.param(preset("async_bounded", False), 2, 4, False, id="async_bounded"),
-        pytest.param(preset("windowed", False), 3, 4, False, id="windowed"),
-        pytest.param(preset("layered, 0", True), 1, 0, True, id="layered, 0"),
-        pytest.param(preset("layered, 1", True), 2, 3, True, id="layered, 1"),
-        pytest.param(preset("layered, deep", False), 5, 6, False, id="layered, 4 at full depth"),
-        pytest.param(preset("layered, 1 mask", False), 2, 3, False, id="layered, 1 mask"),
+        pytest.param(preset("divided"), 1, 0, True, id="divided"),
+        pytest.param(preset("async_bounded"), 2, 4, False, id="async_bounded"),
+        pytest.param(preset("windowed"), 3, 4, False, id="windowed"),
+        pytest.param(preset("layered, 0"), 1, 0, True, id="layered, 0"),
+        pytest.param(preset("layered, 1"), 2, 3, True, id="layered, 1"),
+        pytest.param(preset("layered, deep"), 5, 6, False, id="layered, 4 at full depth"),
+        pytest.param(preset("layered, 1 mask"), 2, 3, False, id="layered, 1 mask"),
     ],
 )
 def test_lengths_consumed_are_lengths_generated(policy, depth, skip, colocated):

@@ -6,15 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gruppetto.presets import CHUNK, MAX_DEFER
 from gruppetto.scheduler.beliefs.rule import Choice, Limits, allowed, neighbours
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.order import ORDERS
 from gruppetto.scheduler.policies.placing import Placing
 from gruppetto.scheduler.policies.rounds import Continuous, Rounds, ShortLong
-
-CHUNK = 2048
-MAX_DEFER = 10
 
 
 def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:

@@ -116,8 +116,3 @@ class EngineSeat:
     version: int = 0
     updating: bool = False
     """It takes new weights at the moment, and no new rollouts."""
-
-    @property
-    def kv_free(self) -> int:
-        """Tokens that are neither running nor held; only where `kv_capacity` is known."""
-        return self.kv_capacity - self.kv_running - self.kv_held
