@@ -30,8 +30,8 @@ HARDWARE = {
         "memory_fraction": 0.54,
     },
 }
-"""Arguments of EngineModel.of_hardware on H800. The overhead (and the memory of families C and E) is fitted to the bound
-and rho."""
+"""Arguments of EngineModel.of_hardware on H800. The overhead (and the memory of families C and E) is fitted to the
+bound and rho."""
 
 BOUNDS = {
     "A": ("32B", 552, 41),
