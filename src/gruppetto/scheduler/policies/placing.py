@@ -43,6 +43,8 @@ class Placing:
 
     def fill(self, view: PoolView) -> Sequence[Action]:
         """Starts the head of the queue while there is room; one that has none is not passed by the ones behind it."""
+        if view.num_queued == 1 and (start := self._back_home(view)) is not None:
+            return start
         seats = view.seats() if view.num_queued else ()
         if not seats:
             return ()
@@ -60,6 +62,14 @@ class Placing:
             if not board:
                 break
         return actions
+
+    def _back_home(self, view: PoolView) -> Sequence[Action] | None:
+        """The start of the only one queued where its KV is, without a look at the other engines; None if it cannot."""
+        rollout = next(iter(view.queue()))
+        home = view.engine(rollout.home) if rollout.home else None
+        if home is None or home.updating or home.load >= home.capacity or self.own_version:
+            return None
+        return (Start(rollout.id, home.name, self.chunk),) if self._fits(view, home, rollout, 0, own=True) else None
 
     def go_on(self, view: PoolView) -> Sequence[Action]:
         """Where rollouts at the end of a chunk go on."""
