@@ -175,7 +175,9 @@ async def _run(spec: Spec, auto: AutoSettings | None, decisions: list[dict[str, 
 def regret_of(case: Case, steps: int, seeds: int) -> dict[str, Any]:
     """All fixed choices and `auto` under each limit on one workload: trained tokens/s, pooled over the seeds."""
     row: dict[str, Any] = {"case": case.name, "rho": round(rho_of(case), 3), "fixed": {}, "auto": {}}
-    for name, choice in FIXED.items():
+    agentic = has_turns(case.demand, 0)
+    for name, plain in FIXED.items():  # that KV is held for tool calls is no question any more
+        choice = replace(plain, hold=True, finish_first=True) if agentic else plain
         row["fixed"][name] = pooled([fixed(case, choice, seed, steps) for seed in range(seeds)])
     for name, limits in LIMITS.items():
         runs = [online(case, limits, seed, steps) for seed in range(seeds)]
