@@ -112,6 +112,12 @@ def test_json_alone_goes_to_standard_output(tmp_path, capsys):
     ("arguments", "said"),
     [
         (["sim.workload=Z"], "Z"),
+        (["run.name=latest"], 'run.name = "latest" cannot name a folder'),
+        (["run.name=a/b"], 'run.name = "a/b" cannot name a folder'),
+        ([f"run.name={'a' * 300}"], "cannot name a folder"),
+        (['sim.speculation={"1"=[2.5]}'], 'sim.speculation: "1" = [2.5] is not rows = [tokens, times]'),
+        (['sim.speculation={"a"=[2.5,1.2]}'], 'sim.speculation: "a" = [2.5, 1.2] is not rows'),
+        (['sim.speculation={"1"=[0,1.2]}'], 'sim.speculation: "1" = [0.0, 1.2] is not rows'),
         (["--compare", "sink"], 'write scheduler.type = "sync"'),
         (["--compare", "sync,partial:over_provision=2"], "scheduler.over_provision is now scheduler.depth"),
         (["--compare", "sync:rounds=2"], "scheduler.rounds belongs to the rounds of tail_batch"),
@@ -128,6 +134,33 @@ def test_json_alone_goes_to_standard_output(tmp_path, capsys):
 def test_bad_input_is_told_in_a_line(tmp_path, capsys, arguments, said):
     assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("environment", ["[]", '"simulated"', '{"simulated": true}'])
+def test_a_link_and_a_folder_that_says_nothing_are_left_alone(tmp_path, capsys, environment):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "env.json").write_text(environment)
+    (tmp_path / "link").symlink_to("real")
+    assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.name=link"]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert (tmp_path / "real" / "env.json").read_text() == environment
+
+
+def test_a_run_in_which_nothing_takes_time_has_no_rates(tmp_path):
+    free = [
+        f"sim.{part}_s=0" for part in ("decode_base", "decode_weights", "decode_row", "decode_kv", "decode_compute")
+    ]
+    free += [f"sim.{part}_s=0" for part in ("prefill_token", "train_step", "train_token", "publish", "switch")]
+    arguments = ["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.steps=2", "run.name=free", *free]
+    assert main(arguments) == 0
+    assert figures(tmp_path / "free")["tokens_per_s"] is None
+
+
+def test_figures_leave_out_a_half_line_at_the_end(tmp_path):
+    assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.steps=2", "run.name=half"]) == 0
+    metrics = tmp_path / "half" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-40])
+    assert figures(tmp_path / "half", 0)["steps"] == 1
 
 
 def test_a_real_runs_folder_is_left_alone(tmp_path):

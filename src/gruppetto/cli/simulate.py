@@ -82,10 +82,12 @@ def compared(settings: Sequence[str], compare: str | None) -> dict[str, Loaded]:
 
 
 def _check_new(runs: list[Loaded]) -> None:
+    from gruppetto.config.preflight import refuse_name
     from gruppetto.record.folder import refuse_existing
     from gruppetto.sim.simulate import is_simulated
 
     for loaded in runs:
+        refuse_name(loaded.config)
         path = Path(loaded.config.run.dir) / loaded.config.run.name
         if not is_simulated(path):
             refuse_existing(path)

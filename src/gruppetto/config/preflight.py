@@ -27,6 +27,9 @@ KEPT = (
 )
 """What a run keeps for its whole life: all its groups are drawn and scored alike, from the same tasks."""
 
+LONGEST_NAME = 200
+"""Bytes of a run's name: file systems take 255."""
+
 
 def preflight(config: Config, origins: Mapping[str, str]) -> None:
     """Raises `UserError` with one line for each missing thing that `config` names."""
@@ -120,10 +123,20 @@ def _data(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
             yield f"{_said(key, path, origins)}: no such file; write the path of a JSONL or Parquet file"
 
 
-def _run(config: Config) -> Iterator[str]:
+def refuse_name(config: Config) -> None:
+    """Raises `UserError` where `run.name` cannot be that of a run folder."""
+    _refuse(list(_name(config)))
+
+
+def _name(config: Config) -> Iterator[str]:
     name = config.run.name
-    if not name or name in (".", "..", "latest") or "/" in name:
-        yield f'run.name = "{name}" cannot name a folder; write a plain word, as in run.name = "first"'
+    unfit = "/" in name or not name.isprintable() or len(name.encode()) > LONGEST_NAME
+    if not name or name in (".", "..", "latest") or unfit:
+        yield f'run.name = {value_text(name)} cannot name a folder; write a plain word, as in run.name = "first"'
+
+
+def _run(config: Config) -> Iterator[str]:
+    yield from _name(config)
     if config.engine.args:
         yield (f"engine.args = {value_text(config.engine.args)}: the embedded engine takes none; leave engine.args out")
     if config.reward.type == "function" and ":" not in config.reward.path:

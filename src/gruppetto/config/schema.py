@@ -343,6 +343,12 @@ class Config(Section):
                 "lets them run at once, so that their speed would decide what is trained on; write run.placement = "
                 "'colocated' or run.deterministic = false"
             )
+        for rows, price in self.sim.speculation.items():
+            if not rows.isdecimal() or len(price) != 2 or min(price) <= 0:
+                yield (
+                    f'sim.speculation: "{rows}" = {price} is not rows = [tokens, times], all above 0; '
+                    'write {"1" = [2.5, 1.2], "32" = [1.0, 1.0]}'
+                )
         chunk = self.engine.prefill_chunk
         if self.run.deterministic and chunk % PREFILL_ALIGN:
             yield (

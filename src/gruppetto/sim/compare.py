@@ -6,12 +6,12 @@ divided once, never a mean of ratios; what a record does not have is None and pr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from gruppetto.config.schema import SchedulerSection
+from gruppetto.record.explain.read import read_run
 
 WARM_UP = 2
 """First steps left out besides one for each version of staleness: they start from an empty pool."""
@@ -82,9 +82,9 @@ def figures(run: Path, warm_up: int = WARM_UP) -> dict[str, Any]:
 
     Shares are of 1; `excess` 0.25 = a quarter over the bound; `idle` maps causes to shares of engine-seconds.
     """
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    config = json.loads((run / "config.resolved.json").read_text())
-    kept, before = (rows[warm_up:], rows[:warm_up]) if len(rows) > warm_up else (rows, [])
+    record = read_run(run)
+    rows, config = record.rows, record.config
+    kept, before = (rows[warm_up:], rows[:warm_up]) if len(rows) > warm_up else (rows, ())
     seconds = _sum(kept, "time/step_s")
     trained, masked = _sum(kept, "tokens/batch_trained"), _sum(kept, "tokens/batch_masked")
     dropped = _dropped(rows[-1]) - (_dropped(before[-1]) if before else 0)
@@ -94,8 +94,8 @@ def figures(run: Path, warm_up: int = WARM_UP) -> dict[str, Any]:
         "placement": config["run"].get("placement", "colocated"),
         "steps": len(kept),
         "step_s": seconds / len(kept),
-        "groups_per_s": rollouts / config["rollout"]["group_size"] / seconds,
-        "tokens_per_s": trained / seconds,
+        "groups_per_s": rollouts / config["rollout"]["group_size"] / seconds if seconds else None,
+        "tokens_per_s": trained / seconds if seconds else None,
         **_bounds(kept),
         "idle": _idle(kept),
         **_staleness(kept, trained),

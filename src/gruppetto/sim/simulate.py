@@ -59,8 +59,8 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
 def is_simulated(path: Path) -> bool:
     """Whether this folder is that of a simulated run, which may be written anew."""
     try:
-        return bool(json.loads((path / "env.json").read_text())["simulated"])
-    except (OSError, ValueError, KeyError):
+        return bool(json.loads((path / "env.json").read_text())["simulated"]) and not path.is_symlink()
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -151,8 +151,8 @@ def _prices(folder: Path, rows: Sequence[Row], config: Row, starts: Sequence[Sta
     """Fitted; a simulated run says its prices itself."""
     found = fit_prices(rows, config, starts)
     try:
-        simulated = bool(json.loads((folder / "env.json").read_text()).get("simulated"))
-    except (OSError, ValueError):
+        simulated = bool(json.loads((folder / "env.json").read_text())["simulated"])
+    except (OSError, ValueError, KeyError, TypeError):
         simulated = False
     if not simulated:
         return found
