@@ -121,7 +121,7 @@ ROLLART_INPUTS = (
     Input("turns", f"{ROLLART_TURNS} for every trajectory, {ROLLART_TOKENS} tokens each", "chosen"),
     Input("batch", "64 x 8 trajectories on 8 engines of one H800, Qwen3-8B", "batch 512, group 8: the record"),
     Input("lock-step", "a turn ends for all when its slowest environment step has", "what batched interaction does"),
-    Input("engine prices", "H800 data sheet, papers.md section 5", "no efficiency"),
+    Input("engine prices", "H800 data sheet", "no efficiency"),
 )
 
 

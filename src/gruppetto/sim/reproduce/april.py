@@ -25,7 +25,7 @@ INPUTS = (
     ),
     Input("group", "8", "slime's recipes"),
     Input("engines", "8 H100, TP1, Qwen3-4B (36 layers, 8 KV heads of 128), 256 slots", "README: H100; count: chosen"),
-    Input("engine prices", "H100 data sheet, papers.md section 5", "no efficiency: ratios only"),
+    Input("engine prices", "H100 data sheet", "no efficiency: ratios only"),
     Input("old", "made under an earlier version than the newest at training", "our count; theirs is not defined"),
 )
 

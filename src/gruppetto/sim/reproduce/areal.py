@@ -36,14 +36,14 @@ INPUTS = (
     Input(
         "overhead of a decode step",
         f"{OVERHEAD_S * 1e3:g} ms",
-        "measured on H100 at one row: 1.5 ms (papers.md)",
+        "measured on H100 at one row: 1.5 ms",
         "0.5 ms first, then an efficiency of 0.4: 2 of 3 rows",
     ),
-    Input("trainer", f"{FLOPS_PER_PARAM} FLOPs a parameter and token at an MFU of {MFU}", "papers.md section 5"),
+    Input("trainer", f"{FLOPS_PER_PARAM} FLOPs a parameter and token at an MFU of {MFU}", "our survey of published figures"),
     Input("split", "75 % of the GPUs generate; sync: all do, then all train", "the blog"),
     Input("staleness", f"eta = {ETA}: depth {ETA + 1}", "the blog, for code"),
     Input("scale", f"1 / {SCALE} of the prompts and of the GPUs", "so that it runs in seconds"),
-    Input("engine prices", "H800 data sheet, papers.md section 5; TP1", "no efficiency: ratios only"),
+    Input("engine prices", "H800 data sheet; TP1", "no efficiency: ratios only"),
 )
 
 

@@ -26,7 +26,7 @@ TLT_INPUTS = (
     Input("rollout share of a step without drafts", f"{TLT_SHARE}", "ByteDance trace"),
     Input("lengths", f"lognormal, mean {TLT_MEAN}, CV {TLT_CV}, ICC 0.5, cap {TLT_CAP}", "chosen: heavy tail, 32k"),
     Input("batch", "128 x 8 on 8 engines of TP4", "chosen: 128 rows an engine, as its figures begin"),
-    Input("engine prices", "H100 data sheet, papers.md section 5", "no efficiency: ratios only"),
+    Input("engine prices", "H100 data sheet", "no efficiency: ratios only"),
 )
 
 

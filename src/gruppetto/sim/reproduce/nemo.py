@@ -26,7 +26,7 @@ INPUTS = (
     Input(
         "engine efficiency",
         f"{EFFICIENCY}",
-        "papers.md: RL engines run at 0.15 to 0.6",
+        "our survey: RL engines run at 0.15 to 0.6",
         "1 of 3 rows (sync; 0.3 first)",
     ),
     Input("trainer", f"8 FLOPs an active parameter and token, MFU {MFU}", "prime-rl's 30B-A3B: 0.03 to 0.15"),

@@ -33,7 +33,7 @@ INPUTS = (
         "12 of 22 rows, in that study: both 1.25, and members alone, which told clusters from independent runaways",
     ),
     Input("models", "Qwen2.5 7B TP1 on 16, 14B TP2 on 32, 32B TP2 on 64 H800", "Fig 11; layers and KV heads: configs"),
-    Input("engine prices", "H800 data sheet, papers.md section 5", "no efficiency: ratios only"),
+    Input("engine prices", "H800 data sheet", "no efficiency: ratios only"),
     Input("slots, prompt, KV room", "256, 512 tokens, 85 % of memory less weights", "chosen: none published"),
     Input("period", "9, 10 or 9 rounds, whole periods", "mean over one full period, as published"),
 )
@@ -144,7 +144,7 @@ PREEMPT_INPUTS = (
         "engines", "Qwen3-8B (36 layers, 8 KV heads of 128), 8 of TP1 or 4 of TP2, 256 slots, 85 % of memory", "Fig 6"
     ),
     Input("rounds", "four short ones and the long one that follows, eta 1.25 in prompts and members", "Fig 6"),
-    Input("all-reduces", "6 ms a step on two GPUs, 0.5 ms on one", "papers.md section 5"),
+    Input("all-reduces", "6 ms a step on two GPUs, 0.5 ms on one", "our survey of published figures"),
 )
 
 

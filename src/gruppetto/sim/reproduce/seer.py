@@ -33,7 +33,7 @@ INPUTS = (
     ),
     Input("ICC of log-length", f"{ICC}", "chosen: Figure 4 shows siblings as columns of one length; the study's value"),
     Input("prompt tokens", f"{PROMPT}", "chosen: none published"),
-    Input("engine prices", "H800 data sheet, papers.md section 5", "75 % of bandwidth, 60 % of FLOPs, no efficiency"),
+    Input("engine prices", "H800 data sheet", "75 % of bandwidth, 60 % of FLOPs, no efficiency"),
     Input(
         "KV room",
         f"{MEMORY:.0%} of memory less weights",

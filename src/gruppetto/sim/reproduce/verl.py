@@ -34,7 +34,7 @@ INPUTS = (
         "2 of 15 rows: generation on 32 GPUs, async step at staleness 0.5 (6,000 first: all steps were too long)",
     ),
     Input("log-prob and update seconds", "as published per placement", "the page; they are the trainer's"),
-    Input("engine prices", "H20 listings, papers.md section 5; TP1, 256 slots", "no efficiency"),
+    Input("engine prices", "H20 listings; TP1, 256 slots", "no efficiency"),
     Input(
         "switch, publish", f"{SWITCH_S:g} s, {PUBLISH_S:g} s", "verl's default switch estimate; its checkpoint engine"
     ),
