@@ -179,3 +179,11 @@ def test_in_lockstep_engines_that_stand_still_wait_for_the_trainer(tmp_path, mon
     assert streamed
     closed_s = len(run.engines) * (1.0 + 5.0)  # the last part and the optimizer step, in which engines rest anyway
     assert all(row["engine_s/trainer"] > closed_s + 1 for row in streamed)
+    assert run.loop.pool.rates is None  # no decision may depend on a measured time
+
+
+def test_the_scheduling_policy_is_told_how_fast_the_engines_were_measured_to_be(tmp_path):
+    run = Run(tmp_path, colocated=False, policy=PARTIAL)
+    run_virtual(run.controller.run())
+    rates = run.loop.pool.rates
+    assert rates.step_s(8) == pytest.approx(1.0)  # SimEngine: a second a step, whatever its rows

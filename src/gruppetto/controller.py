@@ -294,6 +294,8 @@ class Controller:
             )
         metrics = step_metrics(facts, loop.pool, self._lengths)
         self.stages.recorder.step(facts.step, metrics)
+        if self.stages.rates is None and not loop.settings.lockstep:  # where no decision may depend on the clock
+            loop.pool.rates = self._lengths.rates(facts.work)
         return metrics
 
     # -- evaluation ---------------------------------------------------------------------------------------------------

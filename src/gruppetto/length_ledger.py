@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gruppetto.record.account import ks_of_counts, upper_share_ratio
-from gruppetto.record.bounds import RateFit
+from gruppetto.record.bounds import RateFit, Rates
 from gruppetto.scheduler.census import Census
 from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.meter import EngineWork, StepWork
@@ -53,6 +53,10 @@ class LengthLedger:
         """Books how long decode steps took; by rows where the engine says so."""
         for engine in work.engines:
             add_work(self.fit, engine)
+
+    def rates(self, work: StepWork) -> Rates | None:
+        """How fast such engines decode, by all that was measured; None before anything was."""
+        return self.fit.rates(max((engine.slots for engine in work.engines), default=1), len(work.engines))
 
     def critical(self, seconds: float) -> None:
         """Books the critical path of one batch."""

@@ -250,7 +250,7 @@ def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str,
     )
     slots = sum(engine.slots for engine in work.engines)
     seen.measure(work)
-    rates = facts.rates or seen.fit.rates(max((engine.slots for engine in work.engines), default=1), len(work.engines))
+    rates = facts.rates or seen.rates(work)
     found = bounds(cohort, rates, _prompt_tokens(facts.groups, rates)) if rates else None
     made = sum(piece.tokens for piece in cohort)
     in_steps = max(piece.tokens for piece in cohort) * slots / made if made else None
