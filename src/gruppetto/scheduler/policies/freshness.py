@@ -27,7 +27,7 @@ class Freshness:
     over_age: OverAge = "wait"
 
     def may_close(self, view: PoolView) -> bool:
-        """Whether the oldest ready groups may fill the next batch. O(k)."""
+        """Whether the oldest ready groups may fill the next batch. O(min(k, version))."""
         if self.max_staleness is None or self.over_age != "wait":
             return True
         places = view.batch_groups - view.num_committed
@@ -35,7 +35,7 @@ class Freshness:
         return all(
             view.num_behind(oldest_allowed + j) - min(places, view.num_ready_behind(oldest_allowed + j))
             <= j * view.batch_groups
-            for j in range(self.max_staleness + 1)
+            for j in self._bounds(view.version, self.max_staleness + 1)
         )
 
     def may_commit(self, view: PoolView) -> int:
@@ -47,11 +47,15 @@ class Freshness:
         places = min(view.batch_groups - view.num_committed, view.num_ready)
         if self.max_staleness is None or self.over_age != "wait":
             return places
-        for j in range(self.max_staleness):
+        for j in self._bounds(view.version, self.max_staleness):
             allowed = view.version - self.max_staleness + j
             spare = (j + 1) * view.batch_groups - view.num_behind(allowed) - view.num_committed
             places = min(places, view.num_ready_behind(allowed) + max(0, spare))
         return places
+
+    def _bounds(self, version: int, end: int) -> range:
+        """The j that can bind: nothing is older than version 0, and what V - k + j < 0 bounds is empty."""
+        return range(max(0, (self.max_staleness or 0) - version), end)
 
     def expired(self, view: PoolView) -> Iterable[int]:
         """Groups that can no longer be trained whole and are to be dropped (over_age = drop only)."""
