@@ -115,7 +115,7 @@ class _Steps(NullRecorder):
         self.lines: list[str] = []
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.lines.append(json.dumps(metrics) + "\n")
+        self.lines.append(json.dumps({"step": step, **metrics}) + "\n")
 
 
 def _figures(loaded: Loaded, before: int) -> dict[str, Any]:
