@@ -175,7 +175,7 @@ def test_sglang_13338_what_is_on_its_way_to_an_engine_is_stopped_too():
 
 def test_nemo_rl_2651_half_of_a_batch_is_kept_over_a_crash():
     kills = tuple(Kill(step, 12.0, how) for step, how in enumerate(["interrupt", "kill", "interrupt", "kill"]))
-    run, error = run_scenario(Scenario(policy=preset("layered, 2", True), kills=kills, slots=10, limit=20, steps=9))
+    run, error = run_scenario(Scenario(policy=preset("layered, 2"), kills=kills, slots=10, limit=20, steps=9))
     assert error is None
     assert sorted(g.task.extra["n"] for batch in run.lineage.batches for g in batch) == list(range(20))
 

@@ -14,6 +14,8 @@ from gruppetto.scheduler.policies.order import ORDERS
 from gruppetto.scheduler.policies.placing import Placing
 from gruppetto.scheduler.policies.rounds import Continuous, Rounds, ShortLong
 
+WIDEST = 7
+
 
 def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:
     """The scheduling policy that a choice names."""
@@ -67,8 +69,9 @@ def _landmarks(ruled: Choice, limits: Limits) -> Iterator[Choice]:
 
 
 def warm_up(asked: Sequence[Choice]) -> tuple[int, int]:
-    """(steps to forecast, steps to leave out before them) for these candidates together."""
-    k = max(choice.max_staleness for choice in asked)
+    """(steps to forecast, steps to leave out before them) for these candidates together; a wider window than
+    `WIDEST` steps is taken for one of so many."""
+    k = min(WIDEST, max(choice.max_staleness for choice in asked))
     etas = [choice.tail_batch for choice in asked if choice.tail_batch is not None]
     period = max((math.ceil(eta / (eta - 1)) for eta in etas if eta > 1), default=0)
     return max(8, 3 * (k + 1), min(2 * period, 12)), k + 1

@@ -83,6 +83,7 @@ class RolloutLoop:
             order=policy.order,
             finish_first=policy.finish_first,
         )
+        self.pool.has_turns = environment is not None
         self.calls = RolloutCalls(settings, {e.name: e for e in engines}, reward, environment)
         self.filter = GroupFilter(settings)
         self.meter = StepMeter(self.engines)
@@ -96,7 +97,6 @@ class RolloutLoop:
             self.memory,
             self.tell,
             self.engine_lost,
-            has_turns=environment is not None,
         )
         self.returns.learns = not policy.censors
         self.carrier = Carrier(self)

@@ -38,6 +38,7 @@ class PoolState:
         self.version = 0
         self.training = False
         self.exhausted = False
+        self.has_turns = False
         self.trainer_waits = False
         self.defer_above: float | None = None
         self.rates: RatesView | None = None

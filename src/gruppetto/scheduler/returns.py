@@ -40,12 +40,9 @@ class Returns:
         memory: LengthMemory,
         tell: Tell,
         engine_lost: Callable[[str, str], None],
-        *,
-        has_turns: bool = False,
     ) -> None:
         self._settings, self._pool, self._calls, self._filter = settings, pool, calls, group_filter
         self._meter, self._memory, self._tell, self._engine_lost = meter, memory, tell, engine_lost
-        self._has_turns = has_turns
         self.late_scores = 0
         self.learns = True
         """Whether complete groups tell something about lengths."""
@@ -118,7 +115,7 @@ class Returns:
             self._came_back(entry, event)
 
     def _came_back(self, entry: RolloutEntry, event: Stopped) -> None:
-        if event.finish is FinishReason.STOP and self._has_turns:
+        if event.finish is FinishReason.STOP and self._pool.has_turns:
             self._pool.wait(entry.id, now())
             self._tell("wait", rollout=entry.id, group=entry.group_id, tokens=entry.tokens)
             self._calls.act(entry, entry.group.task)

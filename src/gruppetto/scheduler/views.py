@@ -183,6 +183,11 @@ class PoolView(Protocol):
         ...
 
     @property
+    def has_turns(self) -> bool:
+        """Rollouts call tools between their turns."""
+        ...
+
+    @property
     def exhausted(self) -> bool:
         """The data has ended; nothing more can be launched."""
         ...

@@ -18,6 +18,10 @@ from gruppetto.scheduler.policies.versions import update
 from gruppetto.scheduler.views import PoolView
 from gruppetto.types import DropReason
 
+PARTS = 16
+"""A trainer that shares its machines takes at most one part in so many of a batch at a time: a large one would still be
+at work on half of the machines when all of them have come free."""
+
 Unfinished = Literal["wait", "keep", "drop"]
 
 
@@ -85,9 +89,11 @@ class Composed:
         nothing left to do."""
         if not self.stream or view.training or not view.trainer_waits or not view.num_ready:
             return ()
-        if view.colocated and (view.num_queued or view.idle_share < 0.5):
-            return ()
         count = self.freshness.may_commit(view)
+        if view.colocated:
+            if view.num_queued or view.idle_share < 0.5:
+                return ()
+            count = min(count, max(1, view.batch_groups // PARTS))
         return (Commit(tuple(view.ready(count))),) if count > 0 else ()
 
     def _drop_expired(self, view: PoolView) -> Sequence[Action]:
@@ -116,7 +122,8 @@ def problems(policy: Composed, *, colocated: bool) -> Iterator[tuple[str, str, s
             "depth = 1 or unfinished = 'keep'",
         )
     if policy.unfinished == "drop" and depth <= 1:
-        yield ("unfinished", "unfinished = 'drop' with depth = 1 has nothing to drop", "depth = 1.25 or more")
+        setting = "over_prompts" if policy.rounds.censors else "depth"
+        yield ("unfinished", f"unfinished = 'drop' with {setting} = 1 has nothing to drop", f"{setting} = 1.25 or more")
     if policy.unfinished == "drop" and not (policy.rounds.censors or colocated) and k == 0 and over_age == "wait":
         yield (
             "unfinished",

@@ -9,7 +9,8 @@ Source: our scheduling study, section 3, steps 3-5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -76,18 +77,35 @@ class Placing:
         chunked = view.chunked()
         if not chunked:
             return ()
-        head = next(iter(view.queue()), None) if view.num_queued else None
-        return [self._next_chunk(view, rollout, head) for rollout in chunked]
+        if view.num_queued:
+            head = next(iter(view.queue()))
+            return [self._next_chunk(view, rollout, head) for rollout in chunked]
+        with_me = Counter(rollout.home for rollout in chunked)
+        return [self._spread(view, rollout, with_me) for rollout in chunked]
 
-    def _next_chunk(self, view: PoolView, rollout: RolloutView, head: RolloutView | None) -> Action:
+    def _next_chunk(self, view: PoolView, rollout: RolloutView, head: RolloutView) -> Action:
+        home = self._stays(view, rollout)
+        if home is None or self._head_first(view, rollout, head):
+            return Yield(rollout.id)
+        return Start(rollout.id, home.name, self.chunk)
+
+    def _spread(self, view: PoolView, rollout: RolloutView, ending: Counter[str | None]) -> Action:
+        """With nothing queued: where it is, or where being there saves more than getting there costs. `ending` counts
+        by engine who else is at the end of a chunk, and is kept up."""
+        home = self._stays(view, rollout)
+        if home is None:
+            return Yield(rollout.id)
+        there = self._better(view, rollout, home, ending)
+        ending[home.name] -= 1
+        ending[there.name] += 1
+        return Start(rollout.id, there.name, self.chunk)
+
+    def _stays(self, view: PoolView, rollout: RolloutView) -> EngineView | None:
+        """Its engine, if it still has room there."""
         home = view.engine(rollout.home) if rollout.home else None
         if home is None or home.load >= home.capacity or not self._fits(view, home, rollout, 0, own=True):
-            return Yield(rollout.id)
-        if head is not None:
-            return (
-                Yield(rollout.id) if self._head_first(view, rollout, head) else Start(rollout.id, home.name, self.chunk)
-            )
-        return Start(rollout.id, self._better(view, rollout, home).name, self.chunk)
+            return None
+        return home
 
     def _head_first(self, view: PoolView, rollout: RolloutView, head: RolloutView) -> bool:
         """Whether the head of the queue has so much more to do that it should have the slot. Without a pool leaving
@@ -97,18 +115,31 @@ class Placing:
         mine, theirs = remaining(view, rollout), remaining(view, head)
         return theirs > (1.0 if self.kv_pool else 1.5) * mine + (self.chunk or 0)
 
-    def _better(self, view: PoolView, rollout: RolloutView, home: EngineView) -> EngineView:
-        """With nothing queued: another engine, where being there saves more than getting there costs."""
-        rates = view.rates
-        seats = [s for s in view.seats() if s.load + FEWER <= home.load and s.version == home.version]
-        if rates is None or not seats or view.trainer_waits:
+    def _better(
+        self, view: PoolView, rollout: RolloutView, home: EngineView, ending: Mapping[str | None, int]
+    ) -> EngineView:
+        """Another engine with at least `FEWER` rollouts less, where the decode seconds that saves are more than the
+        prefill there. Engines that have run empty are left to a trainer that has taken them."""
+        rates, here = view.rates, home.load + ending[home.name]
+        taken = view.colocated and view.num_committed > 0 and not view.trainer_waits
+
+        def load(seat: EngineView) -> int:
+            return seat.load + ending.get(seat.name, 0)
+
+        seats = [
+            seat
+            for seat in view.seats()
+            if load(seat) + FEWER <= here - 1 and seat.version == home.version and (seat.load or not taken)
+        ]
+        if rates is None or not seats:
             return home
-        there = min(seats, key=lambda seat: seat.load)
+        there = min(seats, key=load)
         if not self._fits(view, there, rollout, 0, own=False):
             return home
-        saved = (rates.step_s(home.load + 1) - rates.step_s(there.load + 1)) * remaining(view, rollout, 0.5)
+        held_here, held_there = home.kv_running + home.kv_held, there.kv_running + there.kv_held + rollout.context
+        faster = rates.step_s(here, held_here) - rates.step_s(load(there) + 1, held_there)
         cost = 0.0 if self.kv_pool else rates.prefill_s * rollout.context
-        return there if saved > cost else home
+        return there if faster * remaining(view, rollout, 0.5) > cost else home
 
     def needs(self, view: PoolView, rollout: RolloutView) -> int:
         """KV tokens it may come to hold before it comes back."""
@@ -122,7 +153,7 @@ class Placing:
             return True
         needed = seat.kv_running + taken + self.needs(view, rollout)
         if self.hold and not (own and rollout.reserved):
-            return needed + seat.kv_held <= HOLD * seat.kv_capacity
+            return needed + seat.kv_held <= (HOLD if view.has_turns else 1.0) * seat.kv_capacity
         return needed <= seat.kv_capacity
 
 

@@ -39,7 +39,11 @@ INPUTS = (
         "measured on H100 at one row: 1.5 ms",
         "0.5 ms first, then an efficiency of 0.4: 2 of 3 rows",
     ),
-    Input("trainer", f"{FLOPS_PER_PARAM} FLOPs a parameter and token at an MFU of {MFU}", "our survey of published figures"),
+    Input(
+        "trainer",
+        f"{FLOPS_PER_PARAM} FLOPs a parameter and token at an MFU of {MFU}",
+        "our survey of published figures",
+    ),
     Input("split", "75 % of the GPUs generate; sync: all do, then all train", "the blog"),
     Input("staleness", f"eta = {ETA}: depth {ETA + 1}", "the blog, for code"),
     Input("scale", f"1 / {SCALE} of the prompts and of the GPUs", "so that it runs in seconds"),

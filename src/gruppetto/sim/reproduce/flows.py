@@ -102,7 +102,11 @@ STREAM_INPUTS = (
     ),
     Input("batch", "64 x 16", "chosen: none is given"),
     Input("machines", "8 engines of 8 H800 and 64 H800 that train, 72B", "128 H800: the record; half and half: chosen"),
-    Input("trainer", f"8 FLOPs a parameter and token, MFU {STREAM_MFU}", "our survey of published figures: dense up to 0.37"),
+    Input(
+        "trainer",
+        f"8 FLOPs a parameter and token, MFU {STREAM_MFU}",
+        "our survey of published figures: dense up to 0.37",
+    ),
     Input("dispatch", "longest first by true lengths, least loaded, against groups in turn", "its ranker finds 87 %"),
     Input("slots", "256", "verl's default", "64 first, so that requests queue: 3 of 3 rows (.21, .24, .58 then)"),
 )
