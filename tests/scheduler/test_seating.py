@@ -45,7 +45,7 @@ def test_what_is_held_fits_beside_what_runs(sizes, moves):
 
 def waiting_pool():
     """One engine: g0.0 runs, g0.1 waits for its tool with 40 tokens of KV there."""
-    seat = EngineSeat("e0", 0, 8, 8, CAPACITY)
+    seat = EngineSeat("e0", 0, 8, 8, CAPACITY - 5)
     pool = Pool(batch_groups=4, group_size=2, engines=[seat], max_tokens=1000)
     for _ in range(2):
         pool.launch(Task(id="t", prompt_ids=range(10)), extra=0)
