@@ -47,6 +47,7 @@ def waiting_pool():
     """One engine: g0.0 runs, g0.1 waits for its tool with 40 tokens of KV there."""
     seat = EngineSeat("e0", 0, 8, 8, CAPACITY - 5)
     pool = Pool(batch_groups=4, group_size=2, engines=[seat], max_tokens=1000)
+    pool.has_turns = True
     for _ in range(2):
         pool.launch(Task(id="t", prompt_ids=range(10)), extra=0)
     for name in ("g0.0", "g0.1"):

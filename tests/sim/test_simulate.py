@@ -198,6 +198,7 @@ def test_the_warm_up_is_common_and_at_most_half():
 def test_figures_are_sums_over_the_steps_after_the_warm_up(tmp_path):
     rows = [
         {
+            "step": step + 1,
             "time/step_s": 10.0,
             "tokens/batch_trained": 60,
             "tokens/batch_masked": 20 if step else 0,
