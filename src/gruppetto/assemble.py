@@ -104,7 +104,8 @@ async def _run(controller: Controller, folder: RunFolder) -> int:
         try:
             await controller.run()
         except Interrupted:
-            print(f"interrupted after step {controller.version}; saved, go on with --resume: {folder.path}")
+            how = f"gruppetto train {folder.path}/config.toml --resume"
+            print(f"interrupted after step {controller.version}; saved in {folder.path}, go on with: {how}")
             return INTERRUPTED
     return 0
 

@@ -204,7 +204,7 @@ class Controller:
             loop.meter.phase("generate")
         if self._checkpoint_every and self.version % self._checkpoint_every == 0:
             await self._save()
-        if self.stages.chooser is not None:
+        if self.stages.chooser is not None and self.version < self.steps:
             processed = sum(len(sample.token_ids) for sample in batch.samples)
             await self.stages.chooser.after_step(metrics, facts.work, processed)
 

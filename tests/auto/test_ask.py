@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import BrokenExecutor
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,7 @@ def own_pid(question, candidates, steps, skip):
 
 def test_after_its_process_was_killed_one_question_fails_and_the_next_has_a_new_one(monkeypatch):
     monkeypatch.setattr(ask, "forecast_all", own_pid)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # where the new process finds this file
 
     async def main():
         beside = ask.AskBeside()

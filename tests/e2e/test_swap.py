@@ -65,7 +65,8 @@ def test_every_token_has_the_version_and_the_logprob_of_its_weights(train, train
     assert all(b - a == 1 for versions in spans for a, b in pairwise(versions))
     first, later = deviations(trained_on, folder, small_model)
     assert first < 1e-4
-    assert (later < 1e-4) == (kv_on_swap == "recompute")
+    if kv_on_swap == "recompute":  # kept KV shows only where a swap comes in the middle of a chunk
+        assert later < 1e-4
     assert max(row["mismatch_kl/max"] for row in metrics_of(folder) if "mismatch_kl/max" in row) < 1e-6 or (
         kv_on_swap == "keep"
     )

@@ -44,6 +44,8 @@ ASK_ALL = 4
 FAR_BEHIND = 0.75
 MAX_OVER = 1.2
 """Times `max_waste` beyond which a candidate sits out too."""
+MAX_ROLLOUTS = 120_000
+"""Of all forecasts of a question together, about ten seconds of one core; larger batches are asked about less."""
 STEPS_UNBIASED = 4
 GAIN = 0.03
 MARGIN = 0.85
@@ -145,7 +147,9 @@ class Chooser:
         history = self._loop.memory.defer_above is not None
         tried = candidates(ruled, self._choice, self._limits(), history=history)
         kept = [choice for choice in tried if choice not in self._out or choice in (ruled, self._choice)]
-        return kept[: self._settings.max_candidates]
+        rollouts = self._loop.pool.batch_groups * self._loop.pool.group_size * sum(warm_up(kept))
+        affordable = max(2, MAX_ROLLOUTS // rollouts)
+        return kept[: min(self._settings.max_candidates, affordable)]
 
     def _rule(self) -> Choice:
         loop = self._loop

@@ -142,8 +142,8 @@ def _on_policy(measured: Measured, rho: float, config: Mapping[str, Any]) -> Ite
 def _mask(measured: Measured, k: int, chi: float) -> Advice:
     depth = 2.0 if (measured.icc or 0.0) < 0.2 else 1.5
     return Advice(
-        why=f"the slowest rollout alone takes {chi:.1f} times what {'a step' if k == 1 else 'a window'} of all work "
-        "takes: no order of the queue can be faster than it, only not waiting for it",
+        why=f"the slowest rollout alone takes {chi:.1f} times what all work takes of as many steps "
+        "as it may span: no order of the queue can be faster than it, only not waiting for it",
         lines=_lines("scheduler", type="layered", max_staleness=k, over_age="mask", depth=depth),
         price="tokens over that age carry no gradient (17 to 47 % of all in our study); whole rollouts are still "
         "consumed, so lengths and rewards are not censored",
