@@ -5,7 +5,7 @@
                   state; then every 5 steps, more rarely while the choice is confirmed
     switch        where the gain is above 3 % and twice its standard error, twice running, or above 3 % three times
                   running (up to step 4 at once)
-    every step    the forecast's error; three in a row above 15 %, and the rule decides until the next good one
+    every 5 steps the forecast's error; three in a row above 15 %, and the rule decides until the next good one
 
 What would discard more than .85 of `max_waste` (the present choice: more than all of it), or age beyond the bound, is
 no candidate. Changing to what censors

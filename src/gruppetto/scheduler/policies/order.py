@@ -17,57 +17,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
-from gruppetto.scheduler.beliefs.posterior import PESSIMISTIC, History, Siblings, remaining_quantile
+from gruppetto.scheduler.beliefs.posterior import PESSIMISTIC, Siblings, remaining_quantile
+from gruppetto.scheduler.views import GroupView, RolloutView
 
 PROBE_ICC = 0.2
 """Probes are worth their delay where siblings are at least so alike."""
 
 OrderKey = tuple[float, ...]
-
-
-class RolloutLike(Protocol):
-    """What an order sees of a rollout."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def group_id(self) -> int: ...
-
-    @property
-    def member(self) -> int: ...
-
-    @property
-    def tokens(self) -> int:
-        """Model tokens made so far."""
-        ...
-
-
-class GroupLike(Protocol):
-    """What an order sees of a rollout's group."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def finished(self) -> int:
-        """How many members have finished."""
-        ...
-
-    @property
-    def log_sum(self) -> float:
-        """Sum of ln(tokens) of the finished members."""
-        ...
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest finished member; 0 while none has finished."""
-        ...
-
-    @property
-    def history(self) -> History | None:
-        """What an earlier epoch says of the prompt."""
-        ...
 
 
 class Order(Protocol):
@@ -86,7 +42,7 @@ class Order(Protocol):
         """The keys of a group's other members change when one finishes."""
         ...
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         """Smallest first."""
         ...
 
@@ -99,7 +55,7 @@ class Fifo:
     needs_belief: bool = False
     rekeys: bool = False
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         return (group.id, rollout.member)
 
 
@@ -117,7 +73,7 @@ class ProbeThenLongest:
     needs_belief: bool = True
     rekeys: bool = True
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         if lengths is None:
             return (min(rollout.member, 1), 0.0, group.id, rollout.member)
         if rollout.member == 0 and lengths.icc >= self.probe_icc:
@@ -136,7 +92,7 @@ class LongestGroupFirst:
     needs_belief: bool = False
     rekeys: bool = True
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         if rollout.member == 0:
             return (0, 0.0, group.id, 0)
         return (1, -group.longest if group.finished else -math.inf, group.id, rollout.member)
@@ -150,7 +106,7 @@ class FinishFirst:
     needs_belief: bool = False
     rekeys: bool = False
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         return (-rollout.tokens, group.id, rollout.member)
 
 

@@ -21,7 +21,8 @@ from gruppetto.presets import build_policy
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder, refuse_existing
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
-from gruppetto.scheduler.policies.order import GroupLike, OrderKey, RolloutLike
+from gruppetto.scheduler.policies.order import OrderKey
+from gruppetto.scheduler.views import GroupView, RolloutView
 from gruppetto.sim.demand import AGAIN, Plans
 from gruppetto.sim.replay.demand import ReplayDemand, ReplayTasks
 from gruppetto.sim.simulate import is_simulated, spec_of
@@ -42,7 +43,7 @@ class LongestFirst:
     needs_belief: bool = False
     rekeys: bool = False
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         return (-self.plans.length(self.plans.entries[rollout.id]), rollout.group_id, rollout.member)
 
 

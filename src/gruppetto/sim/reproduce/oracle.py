@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.composed import Composed
-from gruppetto.scheduler.policies.order import GroupLike, OrderKey, RolloutLike
+from gruppetto.scheduler.policies.order import OrderKey
 from gruppetto.scheduler.policies.placing import Placing
-from gruppetto.scheduler.views import PoolView, RolloutView
+from gruppetto.scheduler.views import GroupView, PoolView, RolloutView
 from gruppetto.sim.world import Spec
 
 Lengths = Callable[[str], int]
@@ -34,7 +34,7 @@ class TrueOrder:
     needs_belief: bool = False
     rekeys: bool = False
 
-    def key(self, rollout: RolloutLike, group: GroupLike, lengths: LengthBelief | None) -> OrderKey:
+    def key(self, rollout: RolloutView, group: GroupView, lengths: LengthBelief | None) -> OrderKey:
         length = self.lengths(rollout.id)
         return (-length if self.longest_first else length, group.id, rollout.member)
 
