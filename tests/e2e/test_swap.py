@@ -23,6 +23,10 @@ FLOWING = (
     "train.lr=2e-2",
 )
 
+ATTEMPTS = 5
+"""A checkpoint parks what runs, and what is parked is prefilled anew: where it comes too soon after a swap, no token is
+made on kept KV, and the run is done again."""
+
 
 @pytest.fixture
 def trained_on(monkeypatch):
@@ -58,15 +62,18 @@ def deviations(samples, folder, small_model):
 
 @pytest.mark.parametrize("kv_on_swap", ["recompute", "keep"])
 def test_every_token_has_the_version_and_the_logprob_of_its_weights(train, trained_on, small_model, kv_on_swap):
-    code, folder = train(*FLOWING, f"engine.kv_on_swap={kv_on_swap}")
-    assert code == 0
-    spans = [sorted({v for v in sample.versions if v != NO_VERSION}) for sample in trained_on]
-    assert any(len(versions) > 1 for versions in spans)
-    assert all(b - a == 1 for versions in spans for a, b in pairwise(versions))
-    first, later = deviations(trained_on, folder, small_model)
-    assert first < 1e-4
-    if kv_on_swap == "recompute":  # kept KV shows only where a swap comes in the middle of a chunk
-        assert later < 1e-4
+    for attempt in range(ATTEMPTS):
+        trained_on.clear()
+        code, folder = train(*FLOWING, f"engine.kv_on_swap={kv_on_swap}", f"run.name=run{attempt}")
+        assert code == 0
+        spans = [sorted({v for v in sample.versions if v != NO_VERSION}) for sample in trained_on]
+        assert any(len(versions) > 1 for versions in spans)
+        assert all(b - a == 1 for versions in spans for a, b in pairwise(versions))
+        first, later = deviations(trained_on, folder, small_model)
+        assert first < 1e-4
+        if kv_on_swap == "recompute" or later >= 1e-4:
+            break
+    assert (later < 1e-4) == (kv_on_swap == "recompute")
     assert max(row["mismatch_kl/max"] for row in metrics_of(folder) if "mismatch_kl/max" in row) < 1e-6 or (
         kv_on_swap == "keep"
     )
