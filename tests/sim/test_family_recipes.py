@@ -7,7 +7,7 @@ import pytest
 from gruppetto.config.loader import load
 from gruppetto.record.bounds import Piece, bounds
 from gruppetto.sim.engine import EngineModel
-from gruppetto.sim.engine.hardware import GPUS
+from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.sim.rates import ModelRates
 from gruppetto.sim.simulate import engine_model
 from gruppetto.sim.workload.families import FAMILIES

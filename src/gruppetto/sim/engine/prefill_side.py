@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
-from gruppetto.sim.engine.model import EngineModel
+from gruppetto.ledger.engine import EngineModel
 from gruppetto.sim.engine.rows import Row
 
 

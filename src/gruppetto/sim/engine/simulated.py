@@ -24,7 +24,7 @@ from gruppetto.engines.base import (
 )
 from gruppetto.errors import EngineError
 from gruppetto.sim.engine.clockwork import NEVER, Clockwork
-from gruppetto.sim.engine.model import EngineModel
+from gruppetto.ledger.engine import EngineModel
 from gruppetto.sim.engine.rows import PooledKV, Row
 from gruppetto.weights.base import Bucket
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gruppetto.errors import UserError
-from gruppetto.sim.engine.hardware import GPU
+from gruppetto.ledger.machines.gpus import GPU
 
 NEVER_ENDS = 1 << 60
 """Decode steps that fit into any time when they take none."""

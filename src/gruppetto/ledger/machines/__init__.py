@@ -1,0 +1,1 @@
+"""GPUs, the links between them, and what share of their peaks a stage reaches."""
