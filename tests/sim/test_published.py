@@ -4,10 +4,12 @@ from statistics import fmean, median
 
 import pytest
 
+from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
 from gruppetto.sim.reproduce.rollpacker import lengths
-from gruppetto.sim.simulate import demand_of
+from gruppetto.sim.simulate import demand_of, workload_of
 from gruppetto.sim.workload import measure
+from gruppetto.sim.workload.describe import describe
 from gruppetto.sim.workload.published import PUBLISHED
 
 
@@ -59,3 +61,34 @@ def test_every_one_says_what_is_chosen(name):
 def test_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UserError, match=r'write sim\.workload = "rollpacker-32k"'):
         demand_of("rollpacker-32")
+
+
+def test_lengths_in_numbers_are_drawn_as_stated():
+    config = Config.model_validate(
+        {
+            "rollout": {"max_tokens": 4096},
+            "engine": {"context": 8192},
+            "sim": {
+                "workload": "lengths",
+                "lengths": {"mean_tokens": 800, "cv": 1.2, "icc": 0.4, "prompt_tokens": 100},
+            },
+        }
+    )
+    drawn = describe(workload_of(config), groups=600, group_size=8, cap=4096)
+    assert drawn.mean == pytest.approx(800, rel=0.06)
+    assert drawn.icc == pytest.approx(0.4, abs=0.06)
+    assert drawn.max == 4096
+    assert workload_of(config).prompt(0, 1) == 100
+
+
+def test_lengths_that_the_cap_cannot_give_are_refused_with_what_can_be():
+    lengths = {"mean_tokens": 8000}
+    config = Config.model_validate(
+        {
+            "rollout": {"max_tokens": 4096},
+            "engine": {"context": 8192},
+            "sim": {"workload": "lengths", "lengths": lengths},
+        }
+    )
+    with pytest.raises(UserError, match=r"workload\.mean = 8000 cannot come out of cap = 4096.*write a mean from"):
+        workload_of(config)

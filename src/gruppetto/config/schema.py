@@ -244,13 +244,37 @@ class LogSection(Section):
     """Write every consumed or dropped rollout with its text."""
 
 
+class LengthsSection(Section):
+    """[sim.lengths]: rollouts in numbers, for sim.workload = "lengths"; the longest has rollout.max_tokens."""
+
+    mean_tokens: Annotated[float, Field(gt=0)] = 1024.0
+    """Mean model tokens of a rollout, what is cut at rollout.max_tokens included."""
+    cv: Annotated[float, Field(ge=0)] = 1.0
+    """Standard deviation over mean of the uncut (lognormal) lengths."""
+    icc: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """How alike the log-lengths of one group are: 0 = not at all, 1 = all of a group as long."""
+    runaway_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of rollouts that run to rollout.max_tokens, whatever their prompt."""
+    prompt_tokens: Positive = 512
+    """Of each prompt."""
+    turn_tokens: Annotated[int, Field(ge=0)] = 0
+    """Model tokens of a turn; 0 = one turn, no tools."""
+    observation_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that a tool answers with."""
+    tool_median_s: Annotated[float, Field(ge=0)] = 0.0
+    """Median of a tool call (lognormal); every turn but the last ends in one."""
+    tool_sigma: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the logarithm of its seconds."""
+
+
 class SimSection(Section):
     """[sim]: what `gruppetto simulate` puts in the place of model, data, rewards and trainer."""
 
     workload: str = "A"
     """A family of our scheduling study (A, B, C, D, E, R), the lengths of a published system (rollpacker-8k, -16k,
-    -32k, seer-moonlight, seer-vl72b, seer-k2, april-4b, dapo-32b, deepcoder-14b, search-r1), or a recorded run: a run
-    folder, a verl or slime dump, a CSV or JSONL table of lengths."""
+    -32k, seer-moonlight, seer-vl72b, seer-k2, april-4b, dapo-32b, deepcoder-14b, search-r1), a recorded run (a run
+    folder, a verl or slime dump, a CSV or JSONL table of lengths), or "lengths": drawn by [sim.lengths]."""
+    lengths: LengthsSection = LengthsSection()
     tasks: Annotated[int, Field(ge=0)] = 0
     """Tasks of the data set, gone through again and again; 0 = every task is new."""
     decode_base_s: Annotated[float, Field(ge=0)] = 0.0041

@@ -30,9 +30,14 @@ from gruppetto.sim.failures import read_failures
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.workload.base import Demand, uniform
 from gruppetto.sim.workload.families import FAMILIES, family
+from gruppetto.sim.workload.generator import Workload
 from gruppetto.sim.workload.published import PUBLISHED
 from gruppetto.sim.world import Spec, TrainerModel, World
 from gruppetto.types import Rollout, Score
+
+
+GENERATED = "lengths"
+"""The sim.workload that [sim.lengths] draws."""
 
 
 def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
@@ -41,7 +46,7 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
     `demand`: the workload, where it is not the one that sim.workload names.
     """
     config = loaded.config
-    demand = demand or demand_of(config.sim.workload)
+    demand = demand or workload_of(config)
     build_policy(config)
     read_failures(config.sim.failures, config.engine.count)
     path = Path(config.run.dir) / config.run.name
@@ -62,6 +67,28 @@ def is_simulated(path: Path) -> bool:
         return bool(json.loads((path / "env.json").read_text())["simulated"]) and not path.is_symlink()
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def workload_of(config: Config) -> Demand:
+    """What sim.workload names; "lengths" is drawn by [sim.lengths]. Raises `UserError` where it cannot be."""
+    if config.sim.workload != GENERATED:
+        return demand_of(config.sim.workload)
+    lengths = config.sim.lengths
+    try:
+        return Workload.from_mean_cv(
+            lengths.mean_tokens,
+            lengths.cv,
+            lengths.icc,
+            config.rollout.max_tokens,
+            q0=lengths.runaway_share,
+            prompt_tokens=lengths.prompt_tokens,
+            turn_tokens=lengths.turn_tokens,
+            observation_tokens=lengths.observation_tokens,
+            tool_median_s=lengths.tool_median_s,
+            tool_sigma=lengths.tool_sigma,
+        )
+    except UserError as error:
+        raise UserError(f"[sim.lengths] with rollout.max_tokens as the cap: {error}") from error
 
 
 def demand_of(workload: str) -> Demand:
