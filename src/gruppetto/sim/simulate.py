@@ -35,7 +35,6 @@ from gruppetto.sim.workload.published import PUBLISHED
 from gruppetto.sim.world import Spec, TrainerModel, World
 from gruppetto.types import Rollout, Score
 
-
 GENERATED = "lengths"
 """The sim.workload that [sim.lengths] draws."""
 

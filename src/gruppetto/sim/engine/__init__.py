@@ -4,8 +4,8 @@ The price list is `ledger.engine`; `clockwork` is the arithmetic of a batch
 over time, `simulated` the engine contract around it.
 """
 
-from gruppetto.ledger.machines.gpus import GPU, GPUS
 from gruppetto.ledger.engine import EngineModel
+from gruppetto.ledger.machines.gpus import GPU, GPUS
 from gruppetto.sim.engine.rows import Zeros
 from gruppetto.sim.engine.simulated import LengthOf, SimEngine, share_kv
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from gruppetto.engines.base import EngineFinish
-from gruppetto.sim.engine.meters import Meters
 from gruppetto.ledger.engine import EngineModel
+from gruppetto.sim.engine.meters import Meters
 from gruppetto.sim.engine.prefill_side import PrefillSide
 from gruppetto.sim.engine.rows import GONE, WAITING, IdleKV, Row
 

@@ -23,8 +23,8 @@ from gruppetto.engines.base import (
     PauseMode,
 )
 from gruppetto.errors import EngineError
-from gruppetto.sim.engine.clockwork import NEVER, Clockwork
 from gruppetto.ledger.engine import EngineModel
+from gruppetto.sim.engine.clockwork import NEVER, Clockwork
 from gruppetto.sim.engine.rows import PooledKV, Row
 from gruppetto.weights.base import Bucket
 
