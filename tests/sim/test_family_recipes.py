@@ -5,9 +5,9 @@ from statistics import mean
 import pytest
 
 from gruppetto.config.loader import load
+from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.record.bounds import Piece, bounds
 from gruppetto.sim.engine import EngineModel
-from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.sim.rates import ModelRates
 from gruppetto.sim.simulate import engine_model
 from gruppetto.sim.workload.families import FAMILIES

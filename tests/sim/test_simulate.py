@@ -170,14 +170,15 @@ def test_a_real_runs_folder_is_left_alone(tmp_path):
 
 def test_an_entry_replaces_the_whole_scheduler_table():
     given = ["scheduler.type=layered", "scheduler.max_staleness=3", "scheduler.chunk=64", "scheduler.allow_mask=false"]
-    entries = "sync,layered:depth=1.5:max_staleness=2:sim.pass_rate=0.25:rollout.max_tokens=99,windowed"
+    entries = "sync,layered:depth=1.5:max_staleness=2:sim.pass_rate=0.25:rollout.max_tokens=99,windowed,auto"
     runs = compared(["reasoning-32k", *given], entries)
-    sync, layered, windowed = (loaded.config for loaded in runs.values())
-    assert sync.scheduler == SchedulerSection(allow_mask=False)
-    assert layered.scheduler == SchedulerSection(type="layered", depth=1.5, max_staleness=2, allow_mask=False)
+    sync, layered, windowed, auto = (loaded.config for loaded in runs.values())
+    assert sync.scheduler == SchedulerSection()
+    assert layered.scheduler == SchedulerSection(type="layered", depth=1.5, max_staleness=2)
+    assert auto.scheduler == SchedulerSection(type="auto", allow_mask=False)  # what the user allows
     assert (layered.sim.pass_rate, layered.rollout.max_tokens) == (0.25, 99)
     assert (sync.run.placement, windowed.run.placement) == ("colocated", "disaggregated")
-    assert len({loaded.config.run.name for loaded in runs.values()}) == 3
+    assert len({loaded.config.run.name for loaded in runs.values()}) == 4
 
 
 def test_engines_that_run_on_are_given_to_who_needs_them_only():
@@ -248,3 +249,46 @@ def test_a_recorded_run_is_a_workload(tmp_path):
 
 def test_a_deterministic_config_can_be_simulated(tmp_path):
     assert figures(run(tmp_path, "d", "run.deterministic=true"))["waste"] == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("scheduler.max_waste=0.2", "scheduler.max_waste has no use with scheduler.type"),
+        ("sim.kv_tokens=1000", "does not hold one rollout of rollout.max_tokens = 32768"),
+        ("sim.publish_s=1e9", "sim.publish_s"),
+        ("rollout.prompts_per_step=100000000000", "rollout.prompts_per_step"),
+        ('sim.failures=["dead:0@3x5"]', "x5 says how many times slower"),
+        ('sim.failures=["slow:0@3x0.5"]', "above 1 and for slow only"),
+    ],
+)
+def test_what_would_be_ignored_or_never_end_is_refused(tmp_path, capsys, setting, message):
+    assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", setting]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_comparison_shows_what_is_there(tmp_path, capsys, monkeypatch):
+    from gruppetto.sim import simulate as module
+
+    whole, calls = module.simulate, []
+
+    def interrupted(loaded):
+        calls.append(loaded)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(loaded)
+
+    monkeypatch.setattr(module, "simulate", interrupted)
+    assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "--compare", "sync,partial"]) == 130
+    assert "sync" in capsys.readouterr().out
+
+
+def test_a_record_that_lacks_figures_says_which(tmp_path, capsys):
+    folder = run(tmp_path, "run")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["time/step_s"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for command in ("replay", "explain"):
+        main([command, str(folder)])
+        assert "not foreseen" not in capsys.readouterr().err

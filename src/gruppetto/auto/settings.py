@@ -15,9 +15,9 @@ def auto_settings(config: Config, *, turns: bool, kv_kept: bool, waits: bool) ->
     return AutoSettings(
         limits=Limits(
             max_staleness=scheduler.max_staleness or 0,
-            allow_mask=scheduler.allow_mask,
-            allow_censoring=scheduler.allow_censoring,
-            max_waste=scheduler.max_waste,
+            allow_mask=scheduler.allow_mask is not False,
+            allow_censoring=bool(scheduler.allow_censoring),
+            max_waste=0.35 if scheduler.max_waste is None else scheduler.max_waste,
             agentic=turns,
             pool=bool(scheduler.kv_pool),
             disaggregated=disaggregated,

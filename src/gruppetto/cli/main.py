@@ -7,6 +7,7 @@ library only; what a command needs is imported when it runs.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -90,9 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if full_disk(error):
+            _complain(f"the disk is full ({str(error).splitlines()[0]}); free space, then go on with --resume")
+            return 1
         lines = str(error).splitlines() or [""]
         _complain(f"{type(error).__name__}: {lines[0]} (not foreseen; add --debug to see where)")
         return 1
+
+
+def full_disk(error: Exception) -> bool:
+    """Whether a write failed for want of room. Libraries written in Rust say so in their text only."""
+    number = getattr(error, "errno", None)
+    return number in (errno.ENOSPC, errno.EDQUOT) or f"os error {errno.ENOSPC}" in str(error)
 
 
 def run() -> NoReturn:

@@ -49,14 +49,16 @@ def run(args: argparse.Namespace) -> int:
     _check_new(list(runs.values()))
     configs = [loaded.config for loaded in runs.values()]
     skipped = warm_up([config.scheduler.max_staleness for config in configs], min(c.run.steps for c in configs))
-    results = {}
-    for name, loaded in runs.items():
-        print(f"{name}: {loaded.config.run.steps} steps on virtual time …", flush=True, file=sys.stderr)
-        results[name] = figures(simulate(loaded), skipped)
-    if args.json != "-":
-        print_table(results)
-    if args.json:
-        write_figures(results, args.json)
+    results: dict[str, dict[str, Any]] = {}
+    try:
+        for name, loaded in runs.items():
+            print(f"{name}: {loaded.config.run.steps} steps on virtual time …", flush=True, file=sys.stderr)
+            results[name] = figures(simulate(loaded), skipped)
+    finally:  # an interruption leaves the table of what is there
+        if results and args.json != "-":
+            print_table(results)
+        if results and args.json:
+            write_figures(results, args.json)
     return 0
 
 

@@ -102,7 +102,7 @@ def _either(words: list[str]) -> str:
 
 def _limits(node: Node) -> list[str]:
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    return [f"{word} {node[name]:g}" for name, word in words.items() if name in node]
+    return [f"{word} {node[name]:,}".removesuffix(".0") for name, word in words.items() if name in node]
 
 
 def _list_words(node: Node) -> str:

@@ -169,11 +169,17 @@ def _scheduler(config: Config) -> Iterator[str]:
     yield from idle
 
 
+LIMITS_OF_AUTO = ("allow_mask", "allow_censoring", "max_waste")
+
+
 def _idle(preset: str, *, frozen: bool) -> Iterator[tuple[str, str]]:
-    """Settings that auto, or the rounds of tail_batch, take no notice of, and why."""
+    """Settings that a preset takes no notice of, and why."""
     if preset == "auto":
         for name in CHOSEN_BY_AUTO:
             yield name, "scheduler.type = 'auto', which chooses it"
+    else:
+        for name in LIMITS_OF_AUTO:
+            yield name, f"scheduler.type = '{preset}': it limits what 'auto' may choose"
     if preset == "tail_batch":
         yield "depth", "scheduler.type = 'tail_batch': over_prompts says how much is live"
         if frozen:

@@ -60,9 +60,9 @@ class SchedulerSection(Section):
     """Rounds of tail_batch with boundary = "frozen" (5)."""
     max_parked_steps: Positive | None = None
     """A group whose oldest token is older than this many steps is dropped, which censors."""
-    allow_mask: bool = True
-    """Limits of auto: tokens may be masked."""
-    allow_censoring: bool = False
-    """Limits of auto: long answers may be censored."""
-    max_waste: Share = 0.35
-    """Limits of auto: largest share of generated tokens that may go untrained."""
+    allow_mask: bool | None = None
+    """Limits of auto: tokens may be masked (true)."""
+    allow_censoring: bool | None = None
+    """Limits of auto: long answers may be censored (false)."""
+    max_waste: Share | None = None
+    """Limits of auto: largest share of generated tokens that may go untrained (0.35)."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gruppetto.config.scheduling import SchedulerSection as SchedulerSection
-from gruppetto.config.section import Positive, Section, Share
+from gruppetto.config.section import Count, Positive, Seconds, Section, Share
 
 PREFILL_ALIGN = 32
 """With run.deterministic, prefill lengths are multiples of this: kernels sum in another order at other lengths."""
@@ -84,9 +84,9 @@ class DataSection(Section):
 class RolloutSection(Section):
     """[rollout]: what a step generates, and how it samples."""
 
-    prompts_per_step: Positive = 16
+    prompts_per_step: Count = 16
     """Groups in one batch."""
-    group_size: Positive = 8
+    group_size: Count = 8
     """Rollouts of one task."""
     max_tokens: Positive = 256
     """Model tokens of one rollout, over all its segments."""
@@ -109,9 +109,9 @@ class EngineSection(Section):
 
     type: Literal["embedded"] = "embedded"
     """embedded: in this process, on a thread of its own, CPU or CUDA."""
-    count: Positive = 1
+    count: Count = 1
     """Engines."""
-    slots: Positive = 64
+    slots: Count = 64
     """Sequences decoded together."""
     context: Positive = 1024
     """Longest prompt + response, in tokens."""
@@ -261,7 +261,7 @@ class LengthsSection(Section):
     """Model tokens of a turn; 0 = one turn, no tools."""
     observation_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that a tool answers with."""
-    tool_median_s: Annotated[float, Field(ge=0)] = 0.0
+    tool_median_s: Seconds = 0.0
     """Median of a tool call (lognormal); every turn but the last ends in one."""
     tool_sigma: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the logarithm of its seconds."""
@@ -277,17 +277,17 @@ class SimSection(Section):
     lengths: LengthsSection = LengthsSection()
     tasks: Annotated[int, Field(ge=0)] = 0
     """Tasks of the data set, gone through again and again; 0 = every task is new."""
-    decode_base_s: Annotated[float, Field(ge=0)] = 0.0041
+    decode_base_s: Seconds = 0.0041
     """Seconds of a decode step besides all else (launches, all-reduces)."""
-    decode_weights_s: Annotated[float, Field(ge=0)] = 0.0127
+    decode_weights_s: Seconds = 0.0127
     """Seconds to read the weights once."""
-    decode_compute_s: Annotated[float, Field(ge=0)] = 0.0
+    decode_compute_s: Seconds = 0.0
     """Seconds of arithmetic that each live row adds; a step takes this or the reading, whichever is longer."""
-    decode_kv_s: Annotated[float, Field(ge=0)] = 0.0
+    decode_kv_s: Seconds = 0.0
     """Seconds to read the KV of one context token."""
-    decode_row_s: Annotated[float, Field(ge=0)] = 0.00033
+    decode_row_s: Seconds = 0.00033
     """Seconds that each live row adds to a step besides."""
-    prefill_token_s: Annotated[float, Field(ge=0)] = 0.0
+    prefill_token_s: Seconds = 0.0
     """Seconds to prefill one token, during which the engine does not decode."""
     prefill_elsewhere: bool = False
     """Prefill runs on machines of its own."""
@@ -298,17 +298,17 @@ class SimSection(Section):
     speculation: dict[str, list[float]] = {}
     """Speculative decoding by batch: {"1" = [2.5, 1.2], "32" = [1.0, 1.0]} makes 2.5 tokens in 1.2 times the time below
     32 rows."""
-    score_s: Annotated[float, Field(ge=0)] = 0.0
+    score_s: Seconds = 0.0
     """Seconds of one score."""
     pass_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of rollouts with reward 1; the others have 0."""
-    train_token_s: Annotated[float, Field(ge=0)] = 0.0
+    train_token_s: Seconds = 0.0
     """Trainer seconds per token of a batch."""
-    train_step_s: Annotated[float, Field(ge=0)] = 0.0
+    train_step_s: Seconds = 0.0
     """Trainer seconds per step besides."""
-    publish_s: Annotated[float, Field(ge=0)] = 0.0
+    publish_s: Seconds = 0.0
     """Seconds of one publish."""
-    switch_s: Annotated[float, Field(ge=0)] = 0.0
+    switch_s: Seconds = 0.0
     """Seconds to hand the memory over from engines to trainer and back, once each a step (colocated)."""
     failures: list[str] = []
     """What breaks, as "kind:engine@second": "dead:3@1200", "slow:0@60x10" (ten times slower), "mute:1@600"."""
@@ -366,6 +366,11 @@ class Config(Section):
                 "run.deterministic = true needs engine and trainer to take turns, and run.placement = 'disaggregated' "
                 "lets them run at once, so that their speed would decide what is trained on; write run.placement = "
                 "'colocated' or run.deterministic = false"
+            )
+        if 0 < self.sim.kv_tokens < answer:
+            yield (
+                f"sim.kv_tokens = {self.sim.kv_tokens} does not hold one rollout of rollout.max_tokens = {answer}; "
+                f"write sim.kv_tokens = {context} or more, or 0 for no limit"
             )
         for rows, price in self.sim.speculation.items():
             if not rows.isdecimal() or len(price) != 2 or min(price) <= 0:

@@ -7,6 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Of things that are all kept at once; more is a slip of the pen that would run for ever."""
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+"""A price of the simulator: at most eleven days."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from gruppetto.config.preflight import LIMITS_OF_AUTO
 from gruppetto.config.schema import SchedulerSection
 from gruppetto.record.explain.read import read_run
 
@@ -58,7 +59,9 @@ def overrides(entry: str, *, placed: bool = False) -> list[str]:
     every run is repeatable, so that the lockstep which would forbid this is not needed.
     """
     preset, *options = entry.split(":")
-    unset = [f"scheduler.{name}=none" for name, field in SchedulerSection.model_fields.items() if _nullable(field)]
+    kept = LIMITS_OF_AUTO if preset == "auto" else ()  # what the user allows holds whoever it is compared with
+    nullable = (name for name, field in SchedulerSection.model_fields.items() if _nullable(field))
+    unset = [f"scheduler.{name}=none" for name in nullable if name not in kept]
     given = [option if "." in option.partition("=")[0] else f"scheduler.{option}" for option in options]
     disaggregated = any(option == "run.placement=disaggregated" for option in given)
     if preset in RUN_ON and not placed and not any(option.startswith("run.placement=") for option in given):

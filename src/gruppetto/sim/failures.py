@@ -34,6 +34,11 @@ def read_failures(texts: Sequence[str], engines: int) -> list[Failure]:
                 f'sim.failures: "{text}" is no failure of one of {engines} engines; write "dead:0@600", '
                 f'"slow:{engines - 1}@60x10" or "mute:0@600"'
             )
+        if found[4] is not None and (found[1] != "slow" or float(found[4]) <= 1):
+            raise UserError(
+                f'sim.failures: "{text}": x{found[4]} says how many times slower an engine gets, above 1 and for slow '
+                f'only; write "slow:{found[2]}@{found[3]}x10" or "{found[1]}:{found[2]}@{found[3]}"'
+            )
         failures.append(Failure(found[1], int(found[2]), float(found[3]), float(found[4] or 10.0)))
     return failures
 

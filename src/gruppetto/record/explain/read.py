@@ -6,7 +6,7 @@ with its place; what an older version did not write is absent, never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +52,20 @@ class Event(msgspec.Struct):
     """A launch in a long round."""
 
 
+class MetricsRow(dict[str, Any]):
+    """The metrics of one step. What is asked for by `get` may be absent; what is taken by its name must be there."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        super().__init__(values)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(
+            f"{self.path} has no {name} in step {self.get('step')}: the run folder is damaged, or another program "
+            "wrote it; explain or replay a run of this version"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run folder: its config, and the metrics lines of its steps in their order."""
@@ -95,7 +109,8 @@ def read_run(path: str | Path) -> RunRecord:
     if not config.is_file() or not metrics.is_file():
         lacks = config.name if not config.is_file() else metrics.name
         raise UserError(f"{path} is no run folder (it has no {lacks}); write the folder of a run, such as runs/latest")
-    rows = tuple(row for row in _lines(metrics, dict[str, Any]) if isinstance(row.get("step"), int))
+    found = _lines(metrics, dict[str, Any])
+    rows = tuple(MetricsRow(row, metrics) for row in found if isinstance(row.get("step"), int))
     if not rows:
         raise UserError(f"the run in {path} has no finished step yet; explain it after its first step")
     try:
