@@ -65,13 +65,15 @@ class GenerateRequest:
 class GenerateResult:
     """What a call made: MODEL segments only, one per weights version, empty when nothing was sampled.
 
-    A matched stop id or string stays in the tokens; `stop` says which it was.
+    A matched stop id or string stays in the tokens; `stop` says which it was. `cached_tokens` of the context needed no
+    prefill (0 also where an engine does not tell).
     """
 
     rid: str
     segments: tuple[Segment, ...]
     finish: EngineFinish
     stop: int | str | None = None
+    cached_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 import numpy as np
@@ -27,6 +27,7 @@ from gruppetto.engines.embedded.rows import Row, row_for
 from gruppetto.engines.embedded.sampling import SamplingPlan, plan_for, sample
 from gruppetto.engines.embedded.settings import MIN_ROWS, Settings, aligned
 from gruppetto.errors import EngineError
+from gruppetto.types import Segment
 
 
 class Core:
@@ -98,6 +99,15 @@ class Core:
     def row(self, rid: str) -> Row:
         """A live request's row; `KeyError` when it is not live."""
         return self._by_rid[rid]
+
+    def progress(self, have: Mapping[str, int]) -> dict[str, tuple[Segment, ...]]:
+        """What rows in slots have made beyond so many tokens; those with nothing more are left out."""
+        rows = [row for row in self._slots if row is not None]
+        return {
+            rid: row.since(start)
+            for row in rows
+            if (start := have.get(rid := row.request.rid, -1)) >= 0 and len(row.logprobs) > start
+        }
 
     @property
     def running(self) -> int:
@@ -182,7 +192,7 @@ class Core:
             if kept is None:
                 self._prefilling.append(row)
             else:
-                row.prefilled = len(row.prefix)
+                row.prefilled = row.cached = len(row.prefix)
                 self.cached_tokens += row.prefilled
             self._plan = None
 
@@ -199,6 +209,7 @@ class Core:
             self._prompts[row.prefix] = row  # the newest lives longest
             row.prefilled = target
             self.cached_tokens += target
+            row.cached = row.cached if row.logprobs else target  # later ones are recomputations
         if row.prefilled < target:
             return False
         self._prefilling.remove(row)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ from gruppetto.engines.embedded.serving import Serving, load
 from gruppetto.engines.embedded.settings import Settings
 from gruppetto.engines.embedded.thread import EngineThread
 from gruppetto.errors import EngineError, GruppettoError
+from gruppetto.types import Segment
 from gruppetto.weights.base import Bucket
 
 
@@ -141,6 +142,19 @@ class EmbeddedEngine(Engine):
 
     async def commit_update(self, version: int, num_buckets: int) -> None:
         await self._started().ask(lambda serving: serving.commit(version, num_buckets))
+
+    async def progress(self, have: Mapping[str, int]) -> dict[str, tuple[Segment, ...]]:
+        """What live requests have made beyond so many tokens of this call (by rid); only those with more are in it."""
+        asked = dict(have)
+        return await self._started().ask(lambda serving: serving.core.progress(asked))
+
+    async def flush(self) -> bool:
+        """Forgets kept KV; False, and nothing is done, while requests are in slots."""
+        return await self._started().ask(lambda serving: serving.flush())
+
+    async def weight_digests(self) -> dict[str, str]:
+        """SHA-256 of every tensor's bytes as served, by the model's own name. Takes the engine's time."""
+        return await self._started().ask(lambda serving: serving.weights.digests())
 
     async def advance(self) -> None:
         """Decodes until a request comes back, none is left, or the engine is paused; see `engines.base`."""

@@ -7,6 +7,7 @@ was sent; tied weights may come under any of their names, or all.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -77,6 +78,13 @@ class Weights:
             tensor.copy_(self._staged.pop(name))
         self._forward.rebind()
         self._opened, self.valid = None, True
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the bytes of every parameter and buffer, in row-major order."""
+        return {
+            name: hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+            for name, tensor in self._tensors.items()
+        }
 
     def release(self) -> None:
         """Frees the memory of all parameters and buffers."""

@@ -36,6 +36,8 @@ class Row:
     """(version, index of its first token among those made), one for each version."""
     stop_ids: frozenset[int] = frozenset()
     stops: StopMatcher | None = None
+    cached: int = 0
+    """Tokens of the request's context whose KV was here already when it entered."""
 
     def enter(self, slot: int, decode: Decode | None) -> None:
         """Takes a slot. What costs memory is made here, not while thousands wait."""
@@ -66,13 +68,24 @@ class Row:
 
     def result(self, finish: EngineFinish, stop: int | str | None = None) -> GenerateResult:
         """What was made so far, one MODEL segment for each weights version."""
-        made = self.tokens[len(self.request.token_ids) :]
-        ends = [start for _, start in self.marks][1:] + [len(made)] * bool(self.marks)
-        segments = tuple(
-            Segment(TokenKind.MODEL, version, array("i", made[a:b]), array("f", self.logprobs[a:b]))
-            for (version, a), b in zip(self.marks, ends, strict=True)
+        return GenerateResult(
+            rid=self.request.rid, segments=self.since(0), finish=finish, stop=stop, cached_tokens=self.cached
         )
-        return GenerateResult(rid=self.request.rid, segments=segments, finish=finish, stop=stop)
+
+    def since(self, start: int) -> tuple[Segment, ...]:
+        """What was made from token `start` on, one MODEL segment for each weights version."""
+        prompt = len(self.request.token_ids)
+        ends = [at for _, at in self.marks][1:] + [len(self.logprobs)] * bool(self.marks)
+        spans = [(version, max(a, start), b) for (version, a), b in zip(self.marks, ends, strict=True) if b > start]
+        return tuple(
+            Segment(
+                TokenKind.MODEL,
+                version,
+                array("i", self.tokens[prompt + a : prompt + b]),
+                array("f", self.logprobs[a:b]),
+            )
+            for version, a, b in spans
+        )
 
 
 def row_for(request: GenerateRequest, order: int, *, context: int, vocab: int, has_decode: bool) -> Row:

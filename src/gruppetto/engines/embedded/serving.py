@@ -85,6 +85,13 @@ class Serving:
         if "weights" in tags and self.weights.released:
             self.weights.restore()
 
+    def flush(self) -> bool:
+        """Forgets KV that ended requests left; False while requests are in slots."""
+        if self.core.running:
+            return False
+        self.core.forget_left()
+        return True
+
     def begin(self, version: int) -> None:
         """Opens an update."""
         self._need_pause("begin_update")
