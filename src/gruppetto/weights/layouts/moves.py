@@ -1,0 +1,71 @@
+"""What has to be sent: the elements two layouts share, rank by rank, as boxes of their own tensors.
+
+Promises: every element that an engine rank holds is sent to it once, by the first trainer rank that has it; a plan
+depends on names, shapes and numbers of ranks only, so every rank can make it alone and gets the same one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gruppetto.errors import UserError
+from gruppetto.weights.layouts.maps import LayoutMap, Piece, owners
+from gruppetto.weights.layouts.spec import Box, carried, common, item_bytes, volume
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One box from a sender's tensor into a receiver's; `tensor` is the Hugging Face name it belongs to."""
+
+    tensor: str
+    sender: Hashable
+    source: str
+    source_box: Box
+    receiver: Hashable
+    target: str
+    target_box: Box
+    num_bytes: int
+
+
+def join(left: Iterable[Piece], right: Iterable[Piece]) -> list[tuple[str, str, Box, str, Box]]:
+    """What two sides share: (source, left target, its box, right target, its box), in the order of `right`."""
+    held: dict[str, list[Piece]] = defaultdict(list)
+    for piece in left:
+        held[piece.source].append(piece)
+    shared = []
+    for wanted in right:
+        for piece in held.get(wanted.source, ()):
+            if part := common(piece.source_box, wanted.source_box):
+                here = carried(part, piece.source_box, piece.target_box)
+                there = carried(part, wanted.source_box, wanted.target_box)
+                shared.append((wanted.source, piece.target, here, wanted.target, there))
+    return shared
+
+
+def moves(senders: Mapping[Hashable, LayoutMap], receivers: Mapping[Hashable, LayoutMap]) -> list[Move]:
+    """All that is sent, by receiver and in the order of its tensors. Raises `UserError` where types differ."""
+    sending = owners(senders)
+    found = []
+    for receiver, layout in receivers.items():
+        for sender, pieces in sending.items():
+            held = senders[sender]
+            for tensor, source, here, target, there in join(pieces, layout.pieces):
+                dtype, wanted = held.targets[source].dtype, layout.targets[target].dtype
+                if dtype != wanted:
+                    raise UserError(
+                        f"{tensor} is {dtype} on trainer rank {sender} and {wanted} in the engine; convert it before "
+                        "it is sent"
+                    )
+                size = volume(here) * item_bytes(dtype)
+                found.append(Move(tensor, sender, source, here, receiver, target, there, size))
+    return found
+
+
+def rebased(layout: LayoutMap, split: LayoutMap) -> LayoutMap:
+    """`layout`, whose sources are stored otherwise (experts in one tensor), as a map from the names of `split`."""
+    pieces = tuple(
+        Piece(name, name_box, target, box) for _, target, box, name, name_box in join(layout.pieces, split.pieces)
+    )
+    return LayoutMap(split.targets, layout.targets, pieces, layout.padded, layout.aliases, layout.left_out)
