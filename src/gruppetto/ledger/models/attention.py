@@ -26,18 +26,22 @@ class Heads:
     value: int
 
 
-def heads_of(keys: Keys, kind: str = "full") -> Heads:
+def heads_of(keys: Keys, family: Family, kind: str = "full") -> Heads:
     """The heads of a layer of `kind`. Raises `UserError` where they do not divide."""
+    overrides = keys.section("per_layer_config")
+    if overrides and kind != "sliding":  # how transformers 5 writes the full layers' own sizes
+        first = next(iter(overrides.values()))
+        keys = Keys({**keys.config, **first}, keys.defaults, keys.name)
     query = keys.whole("num_attention_heads", "n_head", "n_heads")
     if kind == "sliding":
         query = keys.whole("swa_num_attention_heads", default=query)
-    kv = _kv_heads(keys, kind, query)
+    kv = _kv_heads(keys, family, kind, query)
     hidden = keys.whole("hidden_size", "n_embd", "d_model")
     if keys.has("kv_lora_rank"):
         key = keys.whole("qk_nope_head_dim", least=0) + keys.whole("qk_rope_head_dim", least=0)
         return Heads(query, query, key, keys.whole("v_head_dim"))
     key = keys.whole("head_dim", "attention_head_dim", default=max(1, hidden // query))
-    if kind != "sliding" and keys.has("global_head_dim"):
+    if kind != "sliding" and not overrides and keys.has("global_head_dim"):
         key = keys.whole("global_head_dim")
     if kind == "sliding":
         key = keys.whole("swa_head_dim", default=key)
@@ -52,12 +56,12 @@ def heads_of(keys: Keys, kind: str = "full") -> Heads:
     return Heads(query, kv, key, value)
 
 
-def _kv_heads(keys: Keys, kind: str, query: int) -> int:
+def _kv_heads(keys: Keys, family: Family, kind: str, query: int) -> int:
     if keys.flag("multi_query") and not keys.flag("new_decoder_architecture"):
         return 1
     kv = keys.whole("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv", default=query)
     if kind == "sliding":
-        return keys.whole("swa_num_key_value_heads", default=kv)
+        return keys.whole("swa_num_key_value_heads", default=kv * family.window_kv)
     if keys.flag("attention_k_eq_v"):
         return keys.whole("num_global_key_value_heads", default=kv)
     return kv
@@ -66,9 +70,9 @@ def _kv_heads(keys: Keys, kind: str, query: int) -> int:
 def attention(parts: Parts, keys: Keys, family: Family, layer: Layer, kind: str, count: int) -> None:
     """Adds `count` layers of attention of `kind` and what they keep."""
     if keys.has("kv_lora_rank"):
-        _latent(parts, keys, family, count)
+        _latent(parts, keys, family, layer, count)
         return
-    heads = heads_of(keys, kind)
+    heads = heads_of(keys, family, kind)
     _projections(parts, keys, family, layer, kind, heads, count)
     window = 0
     if kind == "sliding":
@@ -112,7 +116,11 @@ def _projections(
         parts.linear(at + "gate_proj", heads.query * heads.value, hidden, "attention", count)
     parts.linear(at + family.out, hidden, heads.query * heads.value, "attention", count, bias=o_bias)
     _query_key_norms(parts, keys, family, layer, heads, count)
-    if family.sinks or keys.flag(f"add_{'swa' if kind == 'sliding' else 'full'}_attention_sink_bias"):
+    if kind == "sliding":
+        sinks = keys.flag("add_swa_attention_sink_bias", default=family.sinks or family.window_sinks)
+    else:
+        sinks = keys.flag("add_full_attention_sink_bias", default=family.sinks)
+    if sinks:
         parts.add(at + "sinks", (heads.query,), "attention", count)
 
 
@@ -148,10 +156,10 @@ def _query_key_norms(
 # -- latent ------------------------------------------------------------------------------------------------------------
 
 
-def _latent(parts: Parts, keys: Keys, family: Family, count: int) -> None:
+def _latent(parts: Parts, keys: Keys, family: Family, layer: Layer, count: int) -> None:
     """MLA: queries over a low rank (or not), one latent a token for keys and values, which is all that is kept."""
     hidden, at = keys.whole("hidden_size"), family.root + family.layer + family.attention
-    heads, bias = heads_of(keys), keys.flag("attention_bias")
+    heads, bias = heads_of(keys, family), keys.flag("attention_bias")
     rank, rope = keys.whole("kv_lora_rank"), keys.whole("qk_rope_head_dim", least=0)
     low = keys.whole("q_lora_rank", least=0, default=0)
     if low:
@@ -167,7 +175,8 @@ def _latent(parts: Parts, keys: Keys, family: Family, count: int) -> None:
     parts.linear(at + "o_proj", hidden, heads.query * heads.value, "attention", count, bias=bias)
     index_flops, selected = 0.0, 0
     if keys.has("index_n_heads"):
-        index_flops, selected = _indexer(parts, keys, at, low or hidden, count)
+        selected = keys.whole("index_topk")
+        index_flops = _indexer(parts, keys, at, low or hidden, count) if layer.indexed else 0.0
     parts.mixers.append(
         Mixer(
             "latent",
@@ -180,8 +189,8 @@ def _latent(parts: Parts, keys: Keys, family: Family, count: int) -> None:
     )
 
 
-def _indexer(parts: Parts, keys: Keys, at: str, low: int, count: int) -> tuple[float, int]:
-    """The sparse attention's indexer: (FLOP of one query against one key, keys that it selects)."""
+def _indexer(parts: Parts, keys: Keys, at: str, low: int, count: int) -> float:
+    """The sparse attention's indexer. Returns the FLOP of one query against one key."""
     heads, dim, hidden = keys.whole("index_n_heads"), keys.whole("index_head_dim"), keys.whole("hidden_size")
     parts.linear(at + "indexer.wq_b", heads * dim, low, "attention", count)
     parts.linear(at + "indexer.wk", dim, hidden, "attention", count)
@@ -191,4 +200,4 @@ def _indexer(parts: Parts, keys: Keys, at: str, low: int, count: int) -> tuple[f
         f"The indexer's own cache ({dim} elements a token and layer, in a type that the engine chooses) is not in the KV "
         "bytes."
     )
-    return 2.0 * heads * dim, keys.whole("index_topk")
+    return 2.0 * heads * dim

@@ -59,6 +59,10 @@ class Family:
     """Queries are projected twice: the second half gates the output."""
     output_gate: bool = False
     sinks: bool = False
+    window_sinks: bool = False
+    """Sinks in layers with a window alone."""
+    window_kv: int = 1
+    """KV heads of layers with a window, as a multiple of the others', where the config does not say."""
     state: Literal["", "mamba1", "mamba2", "delta", "delta_split", "delta_parts", "kda", "lightning", "conv"] = ""
     """What its linear_attention layers are; empty = by the config's keys."""
     beside: bool = False
@@ -175,7 +179,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "minimax_m2": replace(_MOE_W, qk_norm="full", router_bias="buffer"),
     "minimax": replace(_MOE_W, state="lightning"),
-    "mimo_v2_flash": replace(_DEEPSEEK, norms=PRE),
+    "mimo_v2_flash": replace(_DEEPSEEK, window_sinks=True, window_kv=2),
     "olmo": Family(norms=(), norm_after=False),
     "olmo2": Family(norms=POST, qk_norm="full"),
     "olmo3": Family(norms=POST, qk_norm="full", pattern=4),

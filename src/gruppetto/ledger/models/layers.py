@@ -22,6 +22,7 @@ KINDS = {
     "linear_attention": "state",
     "mamba": "state",
     "conv": "state",
+    "indexed_attention": "full",
     "hybrid": "hybrid",
     "compressed_sparse_attention": "sparse",
     "heavily_compressed_attention": "compressed",
@@ -41,6 +42,8 @@ class Layer:
     """Reads the keys and values of an earlier layer and has none of its own."""
     hashed: bool = False
     """Experts are chosen by token id."""
+    indexed: bool = True
+    """Where attention is sparse by an indexer: whether the layer has one, or takes an earlier layer's choice."""
 
 
 def layers_of(keys: Keys, family: Family, layers: int) -> list[Layer]:
@@ -52,9 +55,19 @@ def layers_of(keys: Keys, family: Family, layers: int) -> list[Layer]:
     shared = keys.whole("num_kv_shared_layers", least=0, default=0)
     hashed = keys.whole("num_hash_layers", least=0, default=0)
     return [
-        Layer(mixer, feed, shares_kv=index >= layers - shared, hashed=index < hashed)
-        for index, (mixer, feed) in enumerate(zip(mixers, feeds, strict=True))
+        Layer(mixer, feed, shares_kv=index >= layers - shared, hashed=index < hashed, indexed=own)
+        for index, (mixer, feed, own) in enumerate(zip(mixers, feeds, _indexed(keys, layers), strict=True))
     ]
+
+
+def _indexed(keys: Keys, layers: int) -> list[bool]:
+    """Which layers run an indexer of their own: a list or letters (F full, S shared), or every n-th after an offset."""
+    kinds = keys.raw("indexer_types", "index_topk_pattern")
+    if isinstance(kinds, (list, str)) and len(kinds) >= layers:
+        return [str(kind)[0].upper() == "F" for kind in kinds[:layers]]
+    every = keys.whole("index_topk_freq", default=1)
+    offset = keys.whole("index_skip_topk_offset", least=0, default=2)
+    return [max(index - offset + 1, 0) % every == 0 for index in range(layers)]
 
 
 def _blocks(keys: Keys, family: Family, layers: int) -> list[Layer] | None:

@@ -22,6 +22,8 @@ from gruppetto.ledger.models.parts import Parts
 from gruppetto.ledger.models.vision import vision
 
 _TEXT = ("text_config", "llm_config", "language_config")
+_WIDTH = ("hidden_size", "n_embd", "d_model")
+_DEPTH = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "layers_block_type")
 _MOST_LAYERS = 10_000
 
 
@@ -43,13 +45,14 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
             "usual decoder layout alone."
         )
     keys = Keys(text, defaults_of(model_type), name)
-    for names in (("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers", "n_layers")):
+    for names in (_WIDTH, _DEPTH):
         if all(text.get(key) is None for key in names):  # a config that lacks these is no whole one, whatever the class
             raise UserError(
                 f"{name}: no {names[0]}, without which no model can be counted; give a Hugging Face config.json of a "
                 "language model"
             )
-    layers = keys.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    listed = text.get("layers_block_type")
+    layers = len(listed) if isinstance(listed, list) and listed else keys.whole(*_DEPTH[:-1])
     if layers > _MOST_LAYERS:
         raise UserError(f"{name}: num_hidden_layers = {layers} is no depth of a model; write {_MOST_LAYERS} or fewer")
     tied = _tied(config, keys)
@@ -63,7 +66,7 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
     if isinstance(table, Mapping) and table:
         vision(parts, config, table, keys.whole("hidden_size"), name)
     _mtp(parts, keys, family, layers)
-    return _model(parts, keys, config, name, model_type, layers, tied)
+    return _model(parts, keys, config, family, model_type, layers, tied)
 
 
 def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,13 +182,13 @@ def _mtp(parts: Parts, keys: Keys, family: Family, layers: int) -> None:
 
 
 def _model(
-    parts: Parts, keys: Keys, config: Mapping[str, Any], name: str, model_type: str, layers: int, tied: bool
+    parts: Parts, keys: Keys, config: Mapping[str, Any], family: Family, model_type: str, layers: int, tied: bool
 ) -> Model:
     stored, block = quantization.stored_as(parts, keys)
     tensors: tuple[Tensor, ...] = quantization.mark(parts.tensors(), keys, stored)
     mixers = tuple(sorted(parts.mixers, key=lambda mixer: mixer.kind))
     has_heads = any(mixer.kind != "state" for mixer in mixers)
-    heads = attention.heads_of(keys) if has_heads else attention.Heads(0, 0, 0, 0)
+    heads = attention.heads_of(keys, family) if has_heads else attention.Heads(0, 0, 0, 0)
     if isinstance(config.get("vision_config"), Mapping) and not any(tensor.kind == "vision" for tensor in tensors):
         parts.doubt("The vision part is not counted.")
     if config.get("audio_config"):
@@ -194,7 +197,7 @@ def _model(
         said = ", ".join(f"{key} = {value}" for key, value in keys.taken.items())
         parts.doubt(f"Left out of the config, and as the model class of transformers has it by default: {said}.")
     return Model(
-        name=name,
+        name=keys.name,
         family=model_type,
         hidden=keys.whole("hidden_size", "n_embd", "d_model"),
         layers=layers,
