@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +30,7 @@ from gruppetto.ledger.layouts.memory import (
 from gruppetto.ledger.layouts.serving import ServeOverheads, kv_share, serve_memory, served
 from gruppetto.ledger.layouts.shares import shares_of, stages
 from gruppetto.ledger.models.model import Model
+from gruppetto.ledger.models.read import read_config
 
 WORK = TrainWork(tokens_per_micro_batch=8192, longest=8192)
 STATE = ("weights", "gradients", "optimizer")
@@ -89,7 +94,7 @@ def test_windows_cap_kv_and_state_does_not_grow() -> None:
     share = kv_share(hybrid(), 1)
     more = share.sequence(9000) - share.sequence(8000)
     assert more == pytest.approx(1000 * 2 * 512 * 2)  # two full layers only
-    assert share.sequence(0) == 4 * 65536 * 2
+    assert share.sequence(0) == 4 * 65536 * 4
 
 
 def test_experts_are_divided_over_ep_and_dense_parts_over_tp() -> None:
@@ -134,14 +139,15 @@ def test_layers_that_are_over_go_to_stages_without_embedding(
 def test_served_types_leave_embedding_head_and_norms_in_16_bits() -> None:
     model = dense()
     whole, half = served(model, "bf16"), served(model, "fp8")
-    assert whole.total == 2 * shares_of(model).total
+    assert whole.total == 2 * shares_of(model).total == model.weight_bytes("bf16")
+    assert half.total == model.weight_bytes("fp8")
     assert half.embedding == whole.embedding
     assert half.head == whole.head
     assert half.total == pytest.approx((whole.total + whole.embedding + whole.head) / 2, rel=1e-3)
 
 
 def test_an_unknown_type_of_weights_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"dtype = 'fp7'.*fp8"):
+    with pytest.raises(UserError, match=r"dtype = 'fp7'.*fp8.*or stored"):
         serve_memory(dense(), ServeLayout(), 80e9, dtype="fp7")
 
 
@@ -161,7 +167,7 @@ def test_offloaded_optimizer_state_is_in_host_memory_and_nowhere_else() -> None:
 @st.composite
 def layouts(draw: st.DrawFn) -> TrainLayout:
     tp, pp, cp, dp, ep = (draw(powers) for _ in range(5))
-    shard = draw(st.sampled_from(["none", "optimizer", "full"]))
+    shard: Literal["none", "optimizer", "full"] = draw(st.sampled_from(["none", "optimizer", "full"]))
     return TrainLayout(tp=tp, pp=pp, cp=cp, dp=dp, ep=min(ep, tp * cp * dp), shard=shard)
 
 
@@ -236,3 +242,21 @@ def test_longer_sequences_take_more_kv_and_fewer_fit(model: Model, tp: int) -> N
     assert sizes == sorted(sizes)
     over = ServeOverheads(fraction=0.8)
     assert serve_memory(model, ServeLayout(tp=tp), 80e9, over=over).capacity == 64e9
+
+
+# -- models as published -----------------------------------------------------------------------------------------------
+
+
+def test_published_configs_are_divided_without_a_rest_and_one_rank_has_all_of_them() -> None:
+    folder = os.environ.get("GRUPPETTO_SAMPLES")
+    if not folder:
+        pytest.skip("GRUPPETTO_SAMPLES is not set: it names the folder with the sample configs")
+    for path in sorted(Path(folder, "configs").glob("*.json")):
+        model = read_config(json.loads(path.read_text()), path.stem)
+        shares = shares_of(model)
+        assert shares.total == pytest.approx(model.text_params, rel=1e-9), path.stem
+        assert shares.active == pytest.approx(model.matmul_params, rel=2e-2), path.stem
+        assert kv_share(model, 1).sequence(10_000) == pytest.approx(model.sequence_bytes(10_000)), path.stem
+        for dtype in ("bf16", "fp8", "stored"):
+            bytes_of = served(model, dtype)
+            assert bytes_of.total + bytes_of.vision == pytest.approx(model.weight_bytes(dtype), rel=1e-9), path.stem

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gruppetto.ledger.models.model import Mixer, Model, Tensor
@@ -33,7 +35,7 @@ def dense(
     mixer = Mixer("full", layers, kv_elements=2 * kv_heads * head_dim, kv_heads=kv_heads)
     return Model(
         name=name, family="llama", hidden=hidden, layers=layers, vocab=vocab, heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim, tied=tied, context=8192, tensors=tuple(tensors), mixers=(mixer,),
+        head_dim=head_dim, tied=tied, context=8192, tensors=_matrices(tensors), mixers=(mixer,),
     )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def hybrid() -> Model:
     )
     return Model(
         name="hybrid", family="hybrid", hidden=1024, layers=8, vocab=32000, heads=8, kv_heads=2, head_dim=128,
-        tied=True, context=8192, tensors=(*base.tensors, state), mixers=mixers,
+        tied=True, context=8192, tensors=_matrices([*base.tensors, state]), mixers=mixers,
     )  # fmt: skip
 
 
@@ -114,8 +116,14 @@ def _with_experts(
     return Model(
         name=base.name, family=base.family, hidden=hidden, layers=layers, vocab=base.vocab, heads=base.heads,
         kv_heads=base.kv_heads, head_dim=base.head_dim, tied=base.tied, context=base.context,
-        tensors=tuple(tensors + added), mixers=base.mixers, experts=experts, top_k=top_k,
+        tensors=_matrices(tensors + added), mixers=base.mixers, experts=experts, top_k=top_k,
     )  # fmt: skip
+
+
+def _matrices(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Marked as what formats of few bits may store."""
+    kinds = ("attention", "mlp", "expert", "shared_expert", "state")
+    return tuple(replace(t, matrix=t.kind in kinds and len(t.shape) > 1) for t in tensors)
 
 
 def _attention(hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> list[Tensor]:

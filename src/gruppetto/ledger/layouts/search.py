@@ -263,7 +263,7 @@ def serve_layouts(
         return bool(_serve_search(model, gpu, count, work, dtype, kv_bytes, links, over, mtp).candidates)
 
     ways = []
-    if dtype in ("bf16", "fp16") and gpu.fp8_flops and tried(gpus, "fp8"):
+    if dtype in ("bf16", "fp16", "fp32", "stored") and gpu.fp8_flops and tried(gpus, "fp8"):
         ways.append("serve it in fp8")
     if more := _least(gpus, lambda count: tried(count, dtype)):
         ways.append(f"use {more} GPUs")
@@ -282,7 +282,7 @@ def _serve_search(
     over: ServeOverheads,
     mtp: bool,
 ) -> Search[ServeLayout]:
-    shares, block = served(model, dtype), FP8_BLOCK if dtype == "fp8" else 0
+    shares, block = served(model, dtype), _block(model, dtype)
     counts = shares_of(model)
     found: list[Candidate[ServeLayout]] = []
     out: list[Rejection[ServeLayout]] = []
@@ -309,6 +309,14 @@ def _serve_search(
         found.append(Candidate(layout, parts, capacity, score, reason))
     margin = EQUAL_SERVE * min((each.score for each in found), default=0.0)
     return Search(_ranked(found, margin, _serve_order), tuple(out))
+
+
+def _block(model: Model, dtype: str) -> int:
+    """Side of a block with one scale, which a slice of a matrix must be a multiple of; 0 where there are none."""
+    kind = model.stored if dtype == "stored" else dtype
+    if kind != "fp8":
+        return 0
+    return max(model.quantized_block) if model.quantized_block else FP8_BLOCK
 
 
 def _serve_order(candidate: Candidate[ServeLayout]) -> tuple[float, ...]:

@@ -8,26 +8,13 @@ they leave nothing (`fits` is false then).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.shares import Shares, shares_of
 from gruppetto.ledger.models.model import Model, Tensor
 from gruppetto.ledger.units import show_size, show_tokens
-
-Weights = Literal["bf16", "fp16", "fp8", "int8", "mxfp4", "int4"]
-QUANTIZED_BYTES: dict[str, float] = {
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0 + 4 / (128 * 128),  # an fp32 scale a block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437)
-    "int8": 1.0,
-    "mxfp4": 0.5 + 1 / 32,  # an 8-bit scale for 32 (OCP Microscaling formats 1.0)
-    "int4": 0.5 + 2 / 128,  # a 16-bit scale for 128 (GPTQ, AWQ)
-}
-LINEAR = ("attention", "mlp", "expert", "shared_expert", "state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +53,19 @@ class KVShare:
         return self.growing * context + capped + self.state
 
 
-def kv_share(model: Model, tp: int, element_bytes: float = 2.0, state_bytes: float = 2.0) -> KVShare:
+def kv_share(model: Model, tp: int, element_bytes: float = 2.0) -> KVShare:
     """KV over `tp` ranks: heads are divided, and repeated where there are more ranks than heads; latent KV is whole on
-    each rank; recurrent state is divided by its heads."""
-    growing, state = 0.0, 0.0
+    each rank; recurrent state is divided by its heads. One rank has what `Model.sequence_bytes` says."""
+    growing = 0.0
     windows: dict[int, float] = {}
     for mixer in model.mixers:
         part = max(1, mixer.kv_heads // tp) / mixer.kv_heads if mixer.kv_heads else 1.0
         each = mixer.count * mixer.kv_elements * element_bytes * part
-        if mixer.kind == "sliding":
+        if mixer.window:
             windows[mixer.window] = windows.get(mixer.window, 0.0) + each
         else:
             growing += each
-        state += mixer.count * mixer.state_elements * state_bytes / tp
-    return KVShare(growing, tuple(sorted(windows.items())), state)
+    return KVShare(growing, tuple(sorted(windows.items())), model.state_bytes() / tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +130,17 @@ class ServeMemory:
         return Figure(sequences / fit if fit else math.inf, "", formula)
 
 
-def weight_size(model: Model, dtype: str) -> dict[bool, float]:
-    """Bytes an element of quantised tensors (True) and of the others (False) when served as `dtype`."""
-    if dtype not in QUANTIZED_BYTES:
-        known = ", ".join(QUANTIZED_BYTES)
-        raise UserError(f"dtype = {dtype!r}: no such type of weights; write one of {known}")
-    return {True: QUANTIZED_BYTES[dtype], False: 2.0}
-
-
 def served(model: Model, dtype: str) -> Shares:
-    """Bytes of `model`'s weights by how they are divided. The config says which tensors are quantised; where it has
-    none, the matrices of attention, MLP and experts are, and embedding, head, norms and routers stay in 16 bits."""
-    size = weight_size(model, dtype)
-    flagged = any(tensor.quantized for tensor in model.tensors)
+    """Bytes of `model`'s weights by how they are divided; `dtype` and what of a model it narrows: `Model.weight_bytes`.
+
+    Raises `UserError` for a type of weights that does not exist.
+    """
+    model.weight_bytes(dtype)
 
     def weigh(tensor: Tensor) -> float:
-        linear = tensor.kind in LINEAR and len(tensor.shape) > 1
-        return size[tensor.quantized if flagged else linear]
+        kind = "mlp" if tensor.kind in ("mtp", "buffer") else tensor.kind  # not among what weight_bytes counts
+        alone = replace(model, tensors=(replace(tensor, kind=kind),))
+        return alone.weight_bytes(dtype) / max(1, tensor.elements)
 
     return shares_of(model, weigh)
 
