@@ -1,0 +1,296 @@
+"""The expected step of a schedule: rollouts, what of training is not hidden behind them, publish and hand-over.
+
+Three cases, told apart by what is waited for:
+    k = 0, all awaited   the rollout phase ends with the last rollout; then switch, train, publish
+    k = 0, streaming     as before, but the trainer takes ready groups while the tail runs (where it shares the
+                         engines' machines: once half of them are idle, on the share that is)
+    k >= 1               batches overlap. A batch launched after publish v must be trained by v + k, so with M its
+                         makespan   T(v) = max(flow, trainer, M(v - k) - T(v - k) - ... - T(v - 1)),
+                         flow = one batch's work where engines never run empty
+Every number is an expectation from the lengths' distribution and the engine's prices; there is no fitted factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gruppetto.ledger.figure import Figure
+from gruppetto.ledger.generation.bounds import critical, ideal, staircase
+from gruppetto.ledger.generation.phase import batch_timeline, flow_s, orders, share_of, waits
+from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule, Trainer
+from gruppetto.ledger.generation.spread import own_s, shifts_s, spread_s
+from gruppetto.ledger.generation.tail import Tail
+from gruppetto.ledger.generation.timeline import Timeline
+
+_BATCHES = 128
+_TAIL = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A step in expectation. Seconds are wall time; tokens and rollouts of one batch."""
+
+    step_s: Figure
+    rollout_s: Figure
+    """From one hand-over of a batch's weights to the close of the batch (k >= 1: of one batch after another)."""
+    train_s: Figure
+    """Of training, what rollouts do not hide."""
+    publish_s: Figure
+    switch_s: Figure
+    ideal_s: Figure
+    critical_s: Figure
+    staircase_s: Figure
+    rho: Figure
+    """critical / ideal: above 1 the longest rollout binds, far below 1 the throughput does."""
+    busy_share: Figure
+    """Of the engines' seconds in the rollout phase, those in which an engine decodes or prefills."""
+    utilization: Figure
+    """ideal / step: the share of the engines' seconds that would do at their best throughput."""
+    tail_s: Figure
+    """From the end of 95 % of the rollouts to the end of the last."""
+    kv_waves: Figure
+    """Whole batch in KV, at its mean length, over the KV of all engines."""
+    mean_rows: Figure
+    """Rows of a decode step of one engine."""
+    prefill_s: Figure
+    """Of one engine, prefills done again included."""
+    reprefill: Figure
+    """Tokens prefilled a second time, for each model token."""
+    preemptions: Figure
+    """Rows that gave way for want of KV, all engines."""
+    tool_s: Figure
+    """In tool calls, of one rollout."""
+
+    @property
+    def bound_s(self) -> float:
+        """The largest of the three bounds, which holds for k = 0 without masking, dropping or knowing lengths."""
+        return max(self.ideal_s.value, self.critical_s.value, self.staircase_s.value)
+
+
+def expected(rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: Schedule) -> Forecast:
+    """The expected step."""
+    line = batch_timeline(rollouts, engines, schedule)
+    tail = Tail(rollouts, engines.model, line, engines.count if orders(rollouts, engines, schedule) else 0)
+    late_s = _late_s(rollouts, engines, schedule, line, tail)
+    train = Figure(
+        trainer.token_s * rollouts.trained_tokens,
+        "s",
+        f"{rollouts.trained_tokens:,.0f} tokens (prompts and observations too) x {trainer.token_s:.3g} s",
+    )
+    if schedule.max_staleness:
+        return _overlapping(rollouts, engines, trainer, schedule, line, tail, late_s, train)
+    return _one_by_one(rollouts, engines, trainer, schedule, line, tail, late_s, train)
+
+
+# -- k = 0 -------------------------------------------------------------------------------------------------------------
+
+
+def _one_by_one(
+    rollouts: Rollouts,
+    engines: Engines,
+    trainer: Trainer,
+    schedule: Schedule,
+    line: Timeline,
+    tail: Tail,
+    late_s: float,
+    train: Figure,
+) -> Forecast:
+    phase_s = tail.last_s + late_s + trainer.score_s
+    left_s = train.value
+    why = "nothing of it hidden: the batch is awaited whole"
+    if schedule.stream:
+        left_s = _left_s(rollouts, engines, trainer, schedule, tail, train.value)
+        why = f"{train.value - left_s:,.0f} s of it hidden behind the tail"
+    after = left_s + trainer.step_s
+    switch_s = trainer.switch_s if schedule.colocated else 0.0
+    phase = Figure(
+        phase_s,
+        "s",
+        f"E[end of the last of {rollouts.count:,} rollouts] {tail.last_s:,.0f} s on {engines.count} engines of "
+        f"{line.mean_rows:.0f} rows on average + {late_s:,.0f} s where long ones fall together",
+    )
+    step = Figure(
+        phase_s + after + trainer.publish_s + switch_s,
+        "s",
+        f"rollouts {phase_s:,.0f} + train {after:,.0f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
+    )
+    exposed = Figure(after, "s", f"{train.formula} + optimizer {trainer.step_s:g} s; {why}")
+    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, line, _tail_s(tail) + late_s)
+
+
+def _left_s(
+    rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: Schedule, tail: Tail, train_s: float
+) -> float:
+    """Training that is left when the last rollout has ended."""
+    import numpy as np
+
+    times, ready = tail.times, tail.ready_tokens() * trainer.token_s
+    ready = np.minimum(np.maximum.accumulate(ready), train_s)
+    free = np.ones(len(times))
+    if schedule.colocated:
+        idle = tail.idle(share_of(rollouts, engines))
+        free = np.where(idle >= 0.5, idle, 0.0)
+    done = np.zeros(len(times))
+    for i in range(1, len(times)):
+        could = done[i - 1] + free[i] * (times[i] - times[i - 1])
+        done[i] = min(could, max(ready[i], done[i - 1]))
+    ends = np.diff(tail.all_ended, prepend=0.0)
+    return max(0.0, train_s - float(ends @ done) / max(float(ends.sum()), 1e-12))
+
+
+def _late_s(rollouts: Rollouts, engines: Engines, schedule: Schedule, line: Timeline, tail: Tail) -> float:
+    """Because engines are not loaded alike: long rollouts fall together on one. Where they are placed anew after each
+    chunk they move until none has two more than another; where rollouts wait for a place, the engines that are done
+    first take them, and only what an engine cannot hand on tells."""
+    share = share_of(rollouts, engines)
+    if waits(rollouts, engines):
+        full = 0 < engines.model.kv_capacity < share * (rollouts.prompt_tokens + rollouts.lengths.mean / 2)
+        if not full or (schedule.count_kv and rollouts.tools is None):
+            return 0.0
+        sticky = min(1.0, (line.most_rows if schedule.count_kv else engines.model.slots) / share)
+        return tail.shifted(shifts_s(rollouts, engines, share, sticky, line.ended(1 - _TAIL))) - tail.last_s
+    if rollouts.tools is not None:
+        return 0.0
+    late_s = spread_s(rollouts, engines, share)
+    if not schedule.count_kv:
+        return late_s
+    return min(late_s, own_s(rollouts, engines, rollouts.lengths.longest(rollouts.groups, rollouts.group_size)))
+
+
+# -- k >= 1 ------------------------------------------------------------------------------------------------------------
+
+
+def _overlapping(
+    rollouts: Rollouts,
+    engines: Engines,
+    trainer: Trainer,
+    schedule: Schedule,
+    line: Timeline,
+    tail: Tail,
+    late_s: float,
+    train: Figure,
+) -> Forecast:
+    k = schedule.max_staleness
+    one_s, flowing = flow_s(rollouts, engines, schedule)
+    again = 0.0 if engines.keep_kv_on_swap and not schedule.colocated else _recompute_s(engines, flowing)
+    after_s = train.value + trainer.step_s if schedule.colocated else trainer.step_s
+    switch_s = trainer.switch_s if schedule.colocated else 0.0
+    least = one_s + again
+    if not schedule.colocated:
+        least = max(least, train.value)
+    crowd_s = k * _slowed_s(engines, line)
+    shares = [_van_der_corput(i + 1) for i in range(_BATCHES)]
+    pause_s = 0.0 if schedule.colocated else k * trainer.publish_s
+    spans = [found + late_s + crowd_s + again * k + trainer.score_s + pause_s for found in tail.quantiles(shares)]
+    phase_s = _recursion(spans, k, least, trainer.publish_s + trainer.step_s if not schedule.colocated else 0.0)
+    binds = "engines or trainer" if phase_s < 1.02 * least else f"the longest of a batch over k + 1 = {k + 1} steps"
+    phase = Figure(
+        phase_s,
+        "s",
+        f"mean of max({one_s:,.0f} s of work that never stops, {train.value:,.0f} s of training, what the longest of a "
+        f"batch ({sum(spans) / len(spans):,.0f} s) leaves of {k + 1} steps); {binds} bind",
+    )
+    step = Figure(
+        phase_s + after_s + trainer.publish_s + switch_s,
+        "s",
+        f"rollouts {phase_s:,.0f} + train {after_s:,.1f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
+    )
+    exposed = Figure(after_s, "s", f"{train.formula} + optimizer {trainer.step_s:g} s")
+    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, flowing, 0.0, batches=3)
+
+
+def _recursion(spans: list[float], k: int, least: float, between_s: float) -> float:
+    """Mean of T(v) = max(least, M(v - k) - sum of the last k steps), `between_s` after each of them."""
+    steps = [max(least, sum(spans) / len(spans) / (k + 1))] * k
+    for span in spans:
+        steps.append(max(least, span - sum(steps[-k:]) - k * between_s))
+    made = steps[2 * k :]
+    return sum(made) / len(made)
+
+
+def _slowed_s(engines: Engines, line: Timeline) -> float:
+    """What one more batch's first rush costs those that decode already."""
+    tokens = int(line.progress[-1])
+    alone = engines.model.steps_s(1, line.rows[0].prompt, tokens)
+    return max(0.0, min(line.end_s - alone, 0.5 * line.end_s))
+
+
+def _recompute_s(engines: Engines, line: Timeline) -> float:
+    """The prefill of what is live when weights change."""
+    rows = line.rows
+    context = sum(row.prompt + row.tokens / 2 for row in rows) / len(rows)
+    return line.mean_rows * context * engines.model.prefill_token_s
+
+
+def _van_der_corput(number: int) -> float:
+    """The radical inverse: fills (0, 1) evenly in an order without runs."""
+    found, part = 0.0, 0.5
+    while number:
+        found += part * (number & 1)
+        number >>= 1
+        part /= 2
+    return found
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+
+def _tail_s(tail: Tail) -> float:
+    """From the end of 95 % of the rollouts to the end of the last."""
+    import numpy as np
+
+    marginal: Any = np.interp(1 - _TAIL, np.maximum.accumulate(tail.share_ended()), tail.times)
+    return max(0.0, tail.last_s - float(marginal))
+
+
+def _forecast(
+    rollouts: Rollouts,
+    engines: Engines,
+    trainer: Trainer,
+    step: Figure,
+    phase: Figure,
+    train: Figure,
+    switch_s: float,
+    line: Timeline,
+    tail_s: float,
+    batches: int = 1,
+) -> Forecast:
+    least, longest, stairs = ideal(rollouts, engines), critical(rollouts, engines), staircase(rollouts, engines)
+    model = engines.model
+    work_s = (line.decode_s + line.prefill_s) / batches
+    made = max(1, sum(row.tokens for row in line.rows))
+    seen = sum(row.prompt + (len(row.turns) - 1) * row.observation for row in line.rows)
+    context = rollouts.prompt_tokens + rollouts.observed + rollouts.lengths.mean
+    room = model.kv_capacity * engines.count
+    calls = rollouts.tools.expected_calls(rollouts.lengths.mean) if rollouts.tools else 0.0
+    call_s = rollouts.tools.mean_s if rollouts.tools else 0.0
+    ratio = longest.value / least.value
+    return Forecast(
+        step_s=step,
+        rollout_s=phase,
+        train_s=train,
+        publish_s=Figure(trainer.publish_s, "s", "new weights to all engines, paused"),
+        switch_s=Figure(switch_s, "s", "memory from engines to trainer and back"),
+        ideal_s=least,
+        critical_s=longest,
+        staircase_s=stairs,
+        rho=Figure(ratio, "", f"{longest.value:,.0f} s / {least.value:,.0f} s"),
+        busy_share=Figure(min(1.0, work_s / phase.value), "", f"{work_s:,.0f} s of {phase.value:,.0f} s"),
+        utilization=Figure(least.value / step.value, "", f"{least.value:,.0f} s / {step.value:,.0f} s"),
+        tail_s=Figure(tail_s, "s", "from the end of 95 % of the rollouts to the end of the last"),
+        kv_waves=Figure(
+            rollouts.count * context / room if room else 0.0,
+            "",
+            f"{rollouts.count:,} rollouts x {context:,.0f} tokens / {room:,} tokens of KV"
+            if room
+            else "no limit of KV",
+        ),
+        mean_rows=Figure(line.mean_rows, "rows", f"{line.row_steps:,} tokens / {line.steps:,} steps of one engine"),
+        prefill_s=Figure(line.prefill_s / batches, "s", f"{line.prefill_tokens / batches:,.0f} tokens on one engine"),
+        reprefill=Figure(
+            max(0.0, line.prefill_tokens - seen) / made, "", f"({line.prefill_tokens:,} - {seen:,}) / {made:,} tokens"
+        ),
+        preemptions=Figure(line.preemptions * engines.count / batches, "rows", "of one engine x engines"),
+        tool_s=Figure(calls * call_s, "s", f"{calls:,.1f} calls x {call_s:,.2f} s"),
+    )

@@ -1,0 +1,70 @@
+"""Typical rollouts and the timelines of one engine's share: of a whole batch, and of a flow that never ends."""
+
+from __future__ import annotations
+
+from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule
+from gruppetto.ledger.generation.timeline import CHUNK, Row, Timeline, live_through
+
+PROBE_ICC = 0.2
+"""Probes are worth their delay where siblings are at least so alike; below, rollouts run in the order of launch."""
+MOST_ROWS = 2048
+"""Typical rows of one timeline; a larger share of a batch is this many and the rest at their pace."""
+
+
+def typical_rows(rollouts: Rollouts, count: int) -> list[Row]:
+    """`count` rollouts that stand for all, in an order that has nothing to do with their length."""
+    tools, rows, calls = rollouts.tools, [], 0
+    for rank, tokens in rollouts.lengths.typical(count):
+        turns: list[tuple[int, float]] = [(max(1, round(tokens)), 0.0)]
+        if tools is not None:
+            number = max(1, round(tokens / tools.turn_tokens))
+            waits = tools.typical(number - 1, calls)
+            calls += number - 1
+            turns = [*((tools.turn_tokens, wait_s) for wait_s in waits), (tools.turn_tokens, 0.0)]
+        rows.append(Row(rollouts.prompt_tokens, turns, rank, tools.observation_tokens if tools else 0))
+    return rows
+
+
+def share_of(rollouts: Rollouts, engines: Engines) -> int:
+    """Rollouts of a batch for one engine, at least one."""
+    return max(1, round(rollouts.count / engines.count))
+
+
+def waits(rollouts: Rollouts, engines: Engines) -> bool:
+    """Whether some rollouts of a batch find no place at its begin."""
+    count, model = share_of(rollouts, engines), engines.model
+    kv = count * (rollouts.prompt_tokens + min(CHUNK, rollouts.lengths.cap))
+    return count > model.slots or 0 < model.kv_capacity < kv
+
+
+def orders(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> bool:
+    """Whether who starts first follows from the prompt."""
+    return schedule.probes and rollouts.lengths.icc >= PROBE_ICC and waits(rollouts, engines) and not rollouts.tools
+
+
+def batch_timeline(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> Timeline:
+    """One engine's share of a batch, from nothing to the last typical rollout."""
+    rows = typical_rows(rollouts, share_of(rollouts, engines))
+    if orders(rollouts, engines, schedule):
+        first = _known_to_none(rollouts, engines, len(rows))
+        rows = rows[:first] + sorted(rows[first:], key=lambda row: -row.rank)
+    return live_through(engines.model, rows, by_kv=schedule.count_kv, max_left=rollouts.lengths.cap)
+
+
+def _known_to_none(rollouts: Rollouts, engines: Engines, share: int) -> int:
+    """Rollouts that start before any probe can have ended, in the order of launch: as many as there are places at the
+    begin. The others are ranked by what probes have shown, the longest prompts first."""
+    model = engines.model
+    places = model.slots
+    if model.kv_capacity:
+        places = min(places, model.kv_capacity // (rollouts.prompt_tokens + min(CHUNK, rollouts.lengths.cap)))
+    return max(places, share // rollouts.group_size)
+
+
+def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[float, Timeline]:
+    """Seconds of one batch's share where batches follow each other without a pause, and the timeline of three."""
+    share = share_of(rollouts, engines)
+    rows = typical_rows(rollouts, 3 * share)
+    live = max(1, round(min(engines.model.slots, (schedule.depth - 0.5) * share)))
+    line = live_through(engines.model, rows, by_kv=schedule.count_kv, live=live, max_left=rollouts.lengths.cap)
+    return line.ended(2 / 3) - line.ended(1 / 3), line

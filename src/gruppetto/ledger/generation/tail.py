@@ -1,0 +1,248 @@
+"""When the last rollout of a batch ends: not a typical one, so it is computed from the distribution of lengths.
+
+A timeline says how many tokens a rollout that is on an engine all the time has made by t, V(t). One that started at s
+has ended by t if its length is at most V(t) - V(s), less what a tool took from it, so with starts s_b of equal shares
+
+    P(all ended by t) = product over b of ( sum over kinds of weight x P(L <= V(t) - V(s_b) | kind)^G )^(N / bins)
+    E[end of the last] = integral of 1 - P
+
+Tool time is in it: short calls at their mean, long ones by their probability and at quantiles of their seconds.
+After the typical rollouts have ended the last ones decode alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gruppetto.ledger.engine import EngineModel
+from gruppetto.ledger.generation.sizes import Rollouts
+from gruppetto.ledger.generation.timeline import Timeline
+from gruppetto.ledger.lengths.base import Table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TIMES = 320
+_BINS = 16
+_ALONE = 48
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The ends of a batch of which every engine lives through `line` (None: every rollout has an engine to itself)."""
+
+    rollouts: Rollouts
+    model: EngineModel
+    line: Timeline | None = None
+    ranked: int = 0
+    """Engines, where who starts when follows from the prompt, so that rows stand for their own prompts; else 0."""
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def last_s(self) -> float:
+        """Expected end of the last rollout. Seconds."""
+        return self.mean_of(self.all_ended)
+
+    @cached_property
+    def times(self) -> NDArray[Any]:
+        """The grid of seconds."""
+        import numpy as np
+
+        clock, made = self._pace
+        most = float(
+            np.interp(float(np.interp(self._starts[-1], clock, made)) + self.rollouts.lengths.cap, made, clock)
+        )
+        tools = self.rollouts.tools
+        if tools is not None:
+            most += tools.expected_calls(self.rollouts.lengths.cap) * tools.mean_s + 2 * max(
+                (call_s for call_s, _ in tools.long_calls()[1]), default=0.0
+            )
+        return np.linspace(0.0, most * 1.001, _TIMES)
+
+    @cached_property
+    def all_ended(self) -> NDArray[Any]:
+        """P(all ended) on the grid."""
+        import numpy as np
+
+        if self.ranked:
+            with np.errstate(divide="ignore"):
+                return np.asarray(np.exp(self.ranked * np.log(self._row_ended).sum(axis=0)))
+        power = self.rollouts.groups / len(self._starts)
+        found = np.ones(len(self.times))
+        for ended in self._ended:
+            found = found * (self._table.weights @ ended**self.rollouts.group_size) ** power
+        return found
+
+    def shifted(self, shifts_s: Sequence[float]) -> float:
+        """Expected end of the last rollout where equal shares of the engines are so much later. Seconds."""
+        import numpy as np
+
+        if len(shifts_s) < 2:
+            return self.last_s
+        found, most = np.ones(len(self.times)), max(shifts_s)
+        times = np.linspace(0.0, self.times[-1] + most, len(self.times))
+        for shift in shifts_s:
+            found = found * np.interp(times - shift, self.times, self.all_ended, left=0.0) ** (1 / len(shifts_s))
+        return float(np.trapezoid(1 - found, times))
+
+    def mean_of(self, ended: NDArray[Any]) -> float:
+        """Expectation of a time from its distribution on the grid."""
+        import numpy as np
+
+        return float(np.trapezoid(1 - ended, self.times))
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """Quantiles of the end of the last rollout."""
+        import numpy as np
+
+        ended = np.maximum.accumulate(self.all_ended)
+        return [float(t) for t in np.interp(shares, ended, self.times)]
+
+    def idle(self, rows: int) -> NDArray[Any]:
+        """P(all of `rows` rollouts have ended) on the grid: the share of engines that have nothing left to do."""
+        import numpy as np
+
+        with np.errstate(divide="ignore"):
+            if self.ranked:
+                return np.asarray(np.exp(np.log(self._row_ended).sum(axis=0)))
+            logs = sum(np.log(self._table.weights @ ended) for ended in self._ended) / len(self._starts)
+        return np.asarray(np.exp(rows * logs))
+
+    def share_ended(self) -> NDArray[Any]:
+        """Expected share of the rollouts that have ended, on the grid."""
+        import numpy as np
+
+        if self.ranked:
+            return np.asarray(self._row_ended.mean(axis=0))
+        return np.asarray(sum(self._table.weights @ ended for ended in self._ended) / len(self._starts))
+
+    def ready_tokens(self) -> NDArray[Any]:
+        """Expected tokens, prompts and observations too, of groups that have ended, on the grid."""
+        import numpy as np
+
+        size, table = self.rollouts.group_size, self._table
+        share = 1.0 + (self.rollouts.observed / self.rollouts.lengths.mean if self.rollouts.tools else 0.0)
+        found = np.zeros(len(self.times))
+        bins = [table.weights] * len(self._starts)
+        for weights, ended, start in zip(bins, self._ended, self._starts, strict=True):
+            inner = self._first_moment(self._longest_ended(start))
+            mine = size * ended ** (size - 1) * (share * np.minimum(inner, ended * self.rollouts.lengths.cap))
+            found += weights @ (mine + size * self.rollouts.prompt_tokens * ended**size)
+        return found * self.rollouts.groups / len(self._starts)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _table(self) -> Table:
+        return self.rollouts.lengths.table()
+
+    @cached_property
+    def _pace(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(seconds, tokens made), past the timeline alone."""
+        import numpy as np
+
+        clock, made = ([0.0], [0.0]) if self.line is None else (self.line.times, self.line.progress)
+        cap, tools = self.rollouts.lengths.cap, self.rollouts.tools
+        more = tools.observation_tokens / tools.turn_tokens if tools else 0.0
+        lone = 0.0 if self.line is None else made[-1]
+        context = self.rollouts.prompt_tokens + min(lone, cap / 2) * (1 + more)
+        steps = np.unique(np.append(np.linspace(1, cap, _ALONE), 8 * cap).astype(int)).tolist()  # tools hold it up
+        rest = [
+            self.model.steps_s(1, int(context + n * more / 2), n) + self.model.prefill_token_s * n * more for n in steps
+        ]
+        first = 0.0 if self.line is not None else self.model.prefill_token_s * self.rollouts.prompt_tokens
+        past = (np.array([clock[-1] + first]), np.array([made[-1]])) if first else (np.empty(0), np.empty(0))
+        return (
+            np.concatenate([clock, past[0], clock[-1] + first + np.array(rest)]),
+            np.concatenate([made, past[1], made[-1] + np.array(steps, dtype=float)]),
+        )
+
+    @cached_property
+    def _starts(self) -> list[float]:
+        """Seconds at which equal shares of the rollouts start."""
+        if self.line is None:
+            return [0.0]
+        starts = sorted(row.started_s for row in self.line.rows)
+        if starts[-1] <= starts[0] + 1e-9:
+            return [starts[0]]
+        return [starts[int((i + 0.5) / _BINS * len(starts))] for i in range(_BINS)]
+
+    @cached_property
+    def _ended(self) -> list[NDArray[Any]]:
+        """P(ended | kind), kinds x times, for each start."""
+        return [self._by_kind(self._longest_ended(start), start) for start in self._starts]
+
+    def _by_kind(self, most: NDArray[Any], start: float) -> NDArray[Any]:
+        """P(L is done | kind), less those that one long call makes late: these are taken to be alike in all kinds."""
+        import numpy as np
+
+        found = self._below(most)
+        tools = self.rollouts.tools
+        long, calls_s = tools.long_calls() if tools is not None else (0.0, ())
+        if tools is None or not long:
+            return found
+        grid, marginal = self._table.grid, self._table.weights @ self._table.below
+        area = np.concatenate([[0.0], np.cumsum((marginal[1:] + marginal[:-1]) / 2 * np.diff(grid))])
+        calls = (grid * marginal - area) / tools.turn_tokens - marginal  # E[calls; L <= grid]
+        done, made = np.interp(most, grid, marginal, left=0.0), np.interp(most, grid, calls, left=0.0)
+        lost = np.zeros(len(most))
+        for call_s, part in calls_s:
+            fewer = self._longest_ended(start, call_s)
+            lost += long * part * (made - np.interp(fewer, grid, calls, left=0.0)).clip(0)  # made late by this call
+        lost = np.minimum(lost, done)
+        return np.asarray(found * (1 - lost / np.maximum(done, 1e-300)))
+
+    @cached_property
+    def _row_ended(self) -> NDArray[Any]:
+        """P(ended) of each typical row given its prompt, rows x times."""
+        import numpy as np
+
+        assert self.line is not None
+        found = []
+        for row in self.line.rows:
+            most = self._longest_ended(row.started_s)
+            below = self._table.below[self.rollouts.lengths.kind(row.rank)]
+            found.append(np.interp(most, self._table.grid, below, left=0.0))
+        return np.array(found)
+
+    def _longest_ended(self, start: float, call_s: float = 0.0) -> NDArray[Any]:
+        """The length up to which a rollout that started at `start`, with one long call, has ended, on the grid."""
+        import numpy as np
+
+        clock, made = self._pace
+        passed = self.times - start
+        could = np.interp(self.times, clock, made) - float(np.interp(start, clock, made))
+        could = np.where(passed > 0, could, 0.0)
+        tools = self.rollouts.tools
+        if tools is None:
+            return could
+        share = np.clip(1 - call_s / np.maximum(passed, 1e-9), 0.0, 1.0)  # of its time it was there
+        body_s = tools.mean_short_s
+        return np.asarray(could * share / (1 + could * body_s / (tools.turn_tokens * np.maximum(passed, 1e-9))))
+
+    def _below(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """P(L <= tokens | kind), kinds x times."""
+        return _look_up(self._table.grid, self._table.below, tokens)
+
+    def _first_moment(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """E[L; L <= tokens | kind]."""
+        import numpy as np
+
+        grid, below = self._table.grid, self._table.below
+        inside = np.cumsum((below[:, 1:] + below[:, :-1]) / 2 * np.diff(grid), axis=1)
+        area = np.concatenate([np.zeros((len(below), 1)), inside], axis=1)
+        return _look_up(grid, grid * below - area, tokens)
+
+
+def _look_up(grid: NDArray[Any], table: NDArray[Any], at: NDArray[Any]) -> NDArray[Any]:
+    """Each row of `table` over `grid` at the points `at`; 0 before the grid, the last value past it."""
+    import numpy as np
+
+    right = np.clip(np.searchsorted(grid, at, side="right"), 1, len(grid) - 1)
+    part = np.clip((at - grid[right - 1]) / (grid[right] - grid[right - 1]), 0.0, 1.0)
+    found = table[:, right - 1] * (1 - part) + table[:, right] * part
+    return np.where(at < grid[0], 0.0, found)

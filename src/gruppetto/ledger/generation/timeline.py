@@ -1,0 +1,355 @@
+"""What one engine lives through with the rollouts that stand for its share of a batch, from the first to the last.
+
+The rollouts are typical ones (quantiles of the lengths, tool calls at quantiles of theirs), the engine's prices decide
+everything else: slots, KV that fills, rows that give way and are prefilled again, contexts that a tool call pushes out.
+Nothing is random. Between two events all rows advance together, so a run costs a few microseconds an event.
+
+Two ways to admit, as schedulers do:
+    by slots    a rollout is sent while a slot is free; the engine itself takes it in when its context fits, and the
+                youngest row gives way where KV runs full (vLLM's and SGLang's rule)
+    by KV       a rollout is sent only if what it may hold until it comes back fits beside what runs; with tools also
+                beside the contexts that wait for one (`HOLD` of the KV), so none is pushed out
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from gruppetto.ledger.engine import EngineModel
+
+CHUNK = 2048
+"""Tokens that a rollout may make before it is placed again, where admission counts KV."""
+HOLD = 0.9
+"""Share of the KV that may be filled where rollouts wait for tools."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One typical rollout: `turns` are (model tokens, tool seconds after them)."""
+
+    prompt: int
+    turns: Sequence[tuple[int, float]]
+    rank: float = 0.5
+    """Of its prompt in (0, 1)."""
+    observation: int = 0
+    started_s: float = -1.0
+    ended_s: float = -1.0
+    turn: int = 0
+    context: int = 0
+    left: int = 0
+    begin: int = 0
+    order: int = 0
+    reserved: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Model tokens of the whole rollout."""
+        return sum(tokens for tokens, _ in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened. `times` and `progress`: tokens that a rollout which is there all the time has made by then."""
+
+    times: list[float]
+    progress: list[float]
+    rows: Sequence[Row]
+    end_s: float
+    decode_s: float
+    prefill_s: float
+    steps: int
+    row_steps: int
+    prefill_tokens: int
+    preemptions: int
+    most_rows: int
+
+    @property
+    def mean_rows(self) -> float:
+        """Rows of a decode step."""
+        return self.row_steps / self.steps if self.steps else 0.0
+
+    def ended(self, share: float) -> float:
+        """When so many of the rows had ended. Seconds."""
+        ends = sorted(row.ended_s for row in self.rows)
+        return ends[max(0, min(len(ends) - 1, round(share * len(ends)) - 1))]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The state of the run."""
+
+    model: EngineModel
+    by_kv: bool
+    tools: bool
+    live: int
+    max_left: int
+    new: deque[Row]
+    back: deque[Row] = field(default_factory=deque)
+    """Came back from a tool or a chunk, and have no place yet."""
+    waiting: deque[Row] = field(default_factory=deque)
+    """Sent, and not yet taken in by the engine."""
+    running: OrderedDict[int, Row] = field(default_factory=OrderedDict)
+    idle: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    away: list[tuple[float, int, Row]] = field(default_factory=list)
+    ends: list[tuple[int, int, Row]] = field(default_factory=list)
+    now: float = 0.0
+    steps: int = 0
+    kv: int = 0
+    idle_kv: int = 0
+    reserved: int = 0
+    orders: int = 0
+    missing: int = 0
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    row_steps: int = 0
+    prefill_tokens: int = 0
+    preemptions: int = 0
+    most_rows: int = 0
+    progress: float = 0.0
+    marks: tuple[list[float], list[float]] = field(default_factory=lambda: ([0.0], [0.0]))
+
+    # -- who comes in -------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        if self.by_kv:
+            self.send_by_kv()
+        else:
+            self.send_by_slots()
+        capacity, running = self.model.kv_capacity, self.running
+        while self.waiting and len(running) < self.model.slots:
+            row = self.waiting[0]
+            if capacity and running and self.kv + len(running) + row.context + 1 > capacity and not self.by_kv:
+                return
+            self.take_in(self.waiting.popleft())
+
+    def send_by_slots(self) -> None:
+        room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
+        while room > 0 and (self.back or self.new):
+            self.waiting.append(self.back.popleft() if self.back else self.first())
+            room -= 1
+
+    def send_by_kv(self) -> None:
+        """Those whose context is still here first, and any of them that fits; then the others, none past another."""
+        room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
+        if room > 0 and self.back:
+            self.back = deque(sorted(self.back, key=lambda row: (id(row) not in self.idle, row.left - row.context)))
+            stay: deque[Row] = deque()
+            while self.back:
+                row = self.back.popleft()
+                if room > 0 and self.fits(row):
+                    self.send(row)
+                    room -= 1
+                elif id(row) in self.idle:
+                    stay.append(row)
+                else:
+                    stay.append(row)
+                    stay.extend(self.back)
+                    break
+            self.back = stay
+        while room > 0 and self.new and all(id(row) in self.idle for row in self.back):
+            self.new[0].context = self.new[0].prompt
+            if not self.fits(self.new[0]):
+                return
+            self.send(self.first())
+            room -= 1
+
+    def send(self, row: Row) -> None:
+        self.reserve(row)
+        self.waiting.append(row)
+
+    def first(self) -> Row:
+        row = self.new.popleft()
+        row.started_s = self.now
+        row.context, row.left = row.prompt, row.turns[0][0]
+        return row
+
+    def needs(self, row: Row) -> int:
+        return row.context + min(CHUNK, self.max_left)
+
+    def fits(self, row: Row) -> bool:
+        capacity = self.model.kv_capacity
+        if not capacity or not (self.running or self.waiting):
+            return True
+        needed = self.reserved + self.needs(row)
+        if id(row) in self.idle:
+            return needed <= capacity
+        return needed + self.idle_kv <= (HOLD if self.tools else 1.0) * capacity
+
+    def reserve(self, row: Row) -> None:
+        row.reserved = self.needs(row)
+        self.reserved += row.reserved
+
+    def take_in(self, row: Row) -> None:
+        cached = min(self.drop_idle(row), row.context)
+        self.missing += row.context - cached
+        self.prefill_tokens += row.context - cached
+        self.orders += 1
+        row.order, row.begin = self.orders, self.steps
+        self.running[self.orders] = row
+        self.kv += row.context
+        quantum = min(row.left, CHUNK) if self.by_kv else row.left
+        heappush(self.ends, (self.steps + quantum, self.orders, row))
+        self.most_rows = max(self.most_rows, len(self.running))
+        self.evict(len(self.running))
+
+    # -- who leaves ---------------------------------------------------------------------------------------------------
+
+    def take_off(self, row: Row) -> int:
+        """Books what it made since it came in; returns it."""
+        made = self.steps - row.begin
+        del self.running[row.order]
+        self.kv -= row.context + made
+        row.context += made
+        row.left -= made
+        row.order = 0
+        return made
+
+    def leave(self, row: Row) -> None:
+        """At the end of a chunk, of a turn, or of the rollout."""
+        self.take_off(row)
+        self.reserved -= row.reserved
+        row.reserved = 0
+        if row.left > 0:
+            self.keep_idle(row)
+            self.go_on(row)
+            return
+        tool_s = row.turns[row.turn][1]
+        row.turn += 1
+        if row.turn == len(row.turns):
+            row.ended_s = self.now
+            return
+        self.keep_idle(row)
+        row.left = row.turns[row.turn][0]
+        heappush(self.away, (self.now + tool_s, len(self.away) + self.orders, row))
+
+    def go_on(self, row: Row) -> None:
+        """After a chunk: where it is, if it still fits there; else it waits for room."""
+        if self.fits(row):
+            self.reserve(row)
+            self.take_in(row)
+        else:
+            self.back.append(row)
+
+    def preempt(self) -> None:
+        capacity = self.model.kv_capacity
+        while len(self.running) > 1 and self.kv + len(self.running) > capacity:
+            row = self.running[next(reversed(self.running))]
+            self.take_off(row)
+            self.preemptions += 1
+            self.waiting.appendleft(row)
+
+    def keep_idle(self, row: Row) -> None:
+        self.idle[id(row)] = row.context
+        self.idle_kv += row.context
+        self.evict(0)
+
+    def drop_idle(self, row: Row) -> int:
+        held = self.idle.pop(id(row), 0)
+        self.idle_kv -= held
+        return held
+
+    def evict(self, more: int) -> None:
+        """The context left longest ago gives way, down to the tokens that are wanted."""
+        capacity = self.model.kv_capacity
+        over = self.idle_kv + self.kv + more - capacity
+        while capacity and over > 0 and self.idle:
+            oldest = next(iter(self.idle))
+            held = self.idle[oldest]
+            cut = held if self.by_kv else min(held, over)
+            if cut == held:
+                del self.idle[oldest]
+            else:
+                self.idle[oldest] = held - cut
+            self.idle_kv -= cut
+            over -= cut
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while self.new or self.back or self.waiting or self.running or self.away:
+            self.come_back()
+            if self.model.kv_capacity and self.kv + len(self.running) > self.model.kv_capacity:
+                self.preempt()
+            self.admit()
+            if self.running:
+                self.prefill()
+                self.decode()
+            elif self.away:
+                gap = max(0.0, self.away[0][0] - self.now)
+                self.now += gap
+                self.mark(gap / max(self.model.step_s(1, int(self.progress)), 1e-12))  # who is there has it alone
+
+    def come_back(self) -> None:
+        while self.away and self.away[0][0] <= self.now:
+            row = heappop(self.away)[2]
+            row.context += row.observation
+            self.back.append(row)
+
+    def prefill(self) -> None:
+        if self.missing and not self.model.prefill_elsewhere:
+            seconds = self.missing * self.model.prefill_token_s
+            self.now += seconds
+            self.prefill_s += seconds
+            self.mark(0.0)
+        self.missing = 0
+
+    def decode(self) -> None:
+        rows, model = len(self.running), self.model
+        steps = self.ends_next() - self.steps
+        if model.kv_capacity and rows > 1:
+            steps = max(1, min(steps, (model.kv_capacity - self.kv) // rows))
+        if self.away and rows < model.slots:
+            steps = min(steps, model.steps_in(rows, self.kv, self.away[0][0] - self.now) + 1)
+        seconds = model.steps_s(rows, self.kv, steps)
+        self.now += seconds
+        self.decode_s += seconds
+        self.row_steps += rows * steps
+        self.steps += steps
+        self.kv += rows * steps
+        self.mark(steps * rows / (rows + len(self.waiting) + len(self.back)))
+        self.end_rows()
+
+    def ends_next(self) -> int:
+        while self.ends[0][1] not in self.running:
+            heappop(self.ends)
+        return self.ends[0][0]
+
+    def end_rows(self) -> None:
+        while self.ends and (self.ends[0][0] <= self.steps or self.ends[0][1] not in self.running):
+            _, order, row = heappop(self.ends)
+            if order in self.running:
+                self.leave(row)
+
+    def mark(self, progress: float) -> None:
+        self.progress += progress
+        self.marks[0].append(self.now)
+        self.marks[1].append(self.progress)
+
+
+def live_through(
+    model: EngineModel, rows: Sequence[Row], *, by_kv: bool, live: int | None = None, max_left: int = CHUNK
+) -> Timeline:
+    """Runs the rows in their order to their end, at most `live` on the engine at a time.
+
+    `max_left`: the longest that a rollout may come to; less than a chunk need not be kept free for it.
+    """
+    tools = any(len(row.turns) > 1 for row in rows)
+    engine = _Engine(model, by_kv, tools, live or len(rows), max_left, deque(rows))
+    engine.run()
+    times, progress = engine.marks
+    return Timeline(
+        times=times,
+        progress=progress,
+        rows=rows,
+        end_s=engine.now,
+        decode_s=engine.decode_s,
+        prefill_s=engine.prefill_s,
+        steps=engine.steps,
+        row_steps=engine.row_steps,
+        prefill_tokens=engine.prefill_tokens,
+        preemptions=engine.preemptions,
+        most_rows=engine.most_rows,
+    )
