@@ -1,0 +1,169 @@
+"""GPUs, clusters and efficiency sets: names, files, refusals, ring bounds, a source for each constant."""
+
+import json
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gruppetto.errors import UserError
+from gruppetto.ledger.machines.cluster import Cluster
+from gruppetto.ledger.machines.efficiency import DEFAULT, SETS, SOURCES, Efficiency, efficiency_of
+from gruppetto.ledger.machines.gpus import GPU, GPUS, gpu_of
+from gruppetto.ledger.machines.training import forward_seconds, train_seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("h100", "H100"), ("NVIDIA H100 SXM", "H100"), ("A100-80GB", "A100"), ("a100-40gb", "A100-40GB"),
+     ("mi300x", "MI300X"), ("GB200 NVL72", "GB200"), ("RTX 4090", "RTX4090"), ("L40S", "L40S")],
+)  # fmt: skip
+def test_names_are_found_in_any_spelling(name, found):
+    assert gpu_of(name).name == found
+
+
+def test_all_names_find_themselves_and_have_a_source():
+    for name, gpu in GPUS.items():
+        assert gpu_of(name) is gpu
+        assert gpu.source
+        assert gpu.bf16_flops <= gpu.fp8_flops or not gpu.fp8_flops
+
+
+@pytest.mark.parametrize(("name", "hint"), [("h1000", "H100"), ("b20", "B200"), ("tpu", "H100")])
+def test_an_unknown_name_gets_the_nearest(name, hint):
+    with pytest.raises(UserError, match=hint) as raised:
+        gpu_of(name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_figures_is_read(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[gpu]\nname = "Mine"\nbf16_flops = 100e12\nbandwidth = 1e12\nmemory = 48e9\ngpus_per_node = 4\n')
+    mine = gpu_of(str(path))
+    assert (mine.name, mine.gpus_per_node, mine.peer_link) == ("Mine", 4, 0.0)
+    other = tmp_path / "cpu.json"
+    other.write_text(json.dumps({"name": "CPU", "bf16_flops": 2e11, "bandwidth": 2e10, "memory": 1.6e10}))
+    assert gpu_of(str(other)).bandwidth == 2e10
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "x"\nbf16_flops = 989\nbandwidth = 1e12\nmemory = 8e10', "bf16_flops = 989"),
+        ('name = "x"\nbandwidth = 1e12\nmemory = 8e10', "bf16_flops missing"),
+        ('name = "x"\nbf16_flops = 1e14\nbandwith = 1e12\nmemory = 8e10', "did you mean bandwidth"),
+        ('name = "x"\nbf16_flops = 1e14\nbandwidth = "fast"\nmemory = 8e10', "bandwidth = 'fast'"),
+        ('name = "x"\nbf16_flops = 1e14\nbandwidth = 1e12\nmemory = true', "memory = True"),
+        ('name = "x"\nbf16_flops = 1e14\nbandwidth = 1e12\nmemory = 8e10\ngpus_per_node = 0', "gpus_per_node = 0"),
+        ('name = "x"\nbf16_flops = 1e14\nbandwidth = 1e12\nmemory = 8e10\ngpus_per_node = 2.5', "whole number"),
+        ("name = 3\nbf16_flops = 1e14\nbandwidth = 1e12\nmemory = 8e10", "are texts"),
+        ('name = "x"\nbf16_flops = nan\nbandwidth = 1e12\nmemory = 8e10', "bf16_flops = nan"),
+        ("gpu = 3", "no table"),
+        ("not toml", "not valid TOML"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, message):
+    path = tmp_path / "gpu.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as raised:
+        gpu_of(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        gpu_of(str(tmp_path / "none.toml"))
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_link_is_nvlink_inside_a_node_and_network_across():
+    cluster = Cluster(gpu=GPUS["H100"], gpus=64)
+    assert cluster.nodes == 8
+    assert (cluster.link(8).name, cluster.link(8).bytes_s) == ("nvlink", 450e9)
+    assert (cluster.link(16).name, cluster.link(16).bytes_s) == ("network", 400e9)
+    assert Cluster(gpu=GPUS["L40S"], gpus=8).link(8).name == "pcie"
+    assert Cluster(gpu=GPUS["GB200"], gpus=72).link(72).name == "nvlink"
+
+
+def test_rings_move_the_known_bytes():
+    cluster = Cluster(gpu=GPUS["H100"], gpus=8)
+    assert cluster.all_reduce(450e9, 8).value == pytest.approx(2 * 7 / 8)
+    assert cluster.all_gather(450e9, 8).value == pytest.approx(7 / 8)
+    assert cluster.reduce_scatter(450e9, 8).value == cluster.all_gather(450e9, 8).value
+    assert cluster.broadcast(450e9, 8).value == pytest.approx(1.0)
+    assert cluster.broadcast(450e9, 1).value == cluster.all_reduce(450e9, 1).value == 0
+
+
+@given(st.floats(1e6, 1e13), st.integers(1, 512), st.sampled_from(sorted(GPUS)), st.floats(1.0, 10.0))
+def test_more_bandwidth_is_never_slower(num_bytes, ranks, name, factor):
+    slow = GPUS[name]
+    faster = {f.name: getattr(slow, f.name) for f in fields(GPU)}
+    for link in ("peer_link", "host_link", "network"):
+        faster[link] = getattr(slow, link) * factor
+    for one in ("all_reduce", "all_gather", "broadcast"):
+        before = getattr(Cluster(gpu=slow, gpus=512), one)(num_bytes, ranks).value
+        assert getattr(Cluster(gpu=GPU(**faster), gpus=512), one)(num_bytes, ranks).value <= before
+
+
+# -- efficiency --------------------------------------------------------------------------------------------------------
+
+
+def test_each_constant_has_a_source_in_each_set():
+    constants = {f.name for f in fields(Efficiency)} - {"name", "origin", "own"}
+    assert constants == set(SOURCES)
+    for one in SETS.values():
+        for name in constants:
+            assert one.source(name)
+            assert (getattr(one, name) != getattr(DEFAULT, name)) <= (name in one.own)
+
+
+def test_what_a_set_changes_names_its_own_source():
+    assert "NeMo-RL" in SETS["nemo-rl"].source("network")
+    assert SETS["nemo-rl"].source("decode_bandwidth") == DEFAULT.source("decode_bandwidth")
+    assert "given" in DEFAULT.but(train=0.5).source("train")
+
+
+def test_sets_by_name_and_refusals():
+    assert efficiency_of("trtllm") is SETS["trtllm"]
+    with pytest.raises(UserError, match="did you mean trtllm"):
+        efficiency_of("trtlm")
+    with pytest.raises(UserError, match="train = 40"):
+        DEFAULT.but(train=40)
+    with pytest.raises(UserError, match="did you mean prefill"):
+        DEFAULT.but(prefil=0.4)
+    with pytest.raises(UserError, match="delta = 0"):
+        DEFAULT.but(delta=0)
+    with pytest.raises(UserError, match="step_s = -1"):
+        DEFAULT.but(step_s=-1)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def _train_flops(params, layers, width, length):
+    """6 a parameter and token, and causal attention (2 x 2 x width a pair, half of the pairs), forward and backward."""
+    return 6 * params * length + 3 * 2 * layers * width * length**2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "length", "params", "whole", "layers", "experts", "tokens_s"),
+    [
+        ("H100", 16384, 4.0e9, 4.02e9, 36, False, 26030),
+        ("H100", 65536, 4.0e9, 4.02e9, 36, False, 28970),
+        ("H200", 65536, 3.3e9, 30.5e9, 48, True, 12750),
+        ("H100", 16384, 3.3e9, 30.5e9, 48, True, 6110),
+    ],
+)
+def test_one_mfu_serves_short_and_long_sequences(gpu, length, params, whole, layers, experts, tokens_s):
+    """prime-rl BENCHMARKS.md, full training on 8 GPUs, one micro-batch a GPU: tokens/s within 15 %."""
+    flops = 8 * _train_flops(params, layers, 4096, length)
+    seconds = train_seconds(flops, GPUS[gpu], 8, experts=experts, host_state=16 * whole, efficiency=SETS["prime-rl"])
+    assert 8 * length / seconds.value == pytest.approx(tokens_s, rel=0.15)
+
+
+def test_training_is_three_times_a_forward_at_one_mfu():
+    forward = forward_seconds(1e18, GPUS["H100"], 8, efficiency=DEFAULT.but(forward=0.4))
+    assert train_seconds(3e18, GPUS["H100"], 8).value == pytest.approx(3 * forward.value)
