@@ -13,7 +13,14 @@ from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.memory import TrainWork, train_memory
 from gruppetto.ledger.layouts.rules import degrees, serve_objection, train_objection
-from gruppetto.ledger.layouts.search import serve_layouts, train_layouts
+from gruppetto.ledger.layouts.search import (
+    Candidate,
+    Rejection,
+    serve_layout,
+    serve_layouts,
+    train_layout,
+    train_layouts,
+)
 from gruppetto.ledger.layouts.serving import serve_memory, served
 from gruppetto.ledger.layouts.shares import shares_of
 from gruppetto.ledger.layouts.throughput import ServeWork
@@ -197,3 +204,41 @@ def test_a_ring_over_whole_nodes_uses_all_their_ports() -> None:
     assert links.ring(4, 8) == 50e9
     assert links.exchange(8) == 450e9
     assert links.exchange(16) == 50e9
+
+
+# -- layouts that somebody chose ---------------------------------------------------------------------------------------
+
+
+def test_a_chosen_layout_is_answered_as_the_search_answers_it() -> None:
+    search = train_layouts(moe_30b(), H100, 16, WORK)
+    for candidate in search.candidates[:20]:
+        assert train_layout(moe_30b(), H100, candidate.layout, WORK) == candidate
+    for rejection in [row for row in search.rejected if row.kind != "gpus"][:20]:
+        assert train_layout(moe_30b(), H100, rejection.layout, WORK) == rejection
+    served_by = serve_layouts(moe_30b(), H100, 16, SERVE, dtype="fp8")
+    for engine in served_by.candidates:
+        assert serve_layout(moe_30b(), H100, engine.layout, 16, SERVE, dtype="fp8") == engine
+
+
+def test_671b_at_tp4_pp2_ep8_lacks_memory_on_64_gpus_and_says_whose_it_is() -> None:
+    answer = train_layout(mla_671b(), H100, TrainLayout(tp=4, pp=2, ep=8, dp=8, shard="optimizer"), WORK)
+    assert isinstance(answer, Rejection)
+    assert answer.kind == "memory"
+    assert "largest: optimizer" in answer.reason
+    assert answer.lacking > 100e9
+
+
+def test_offloaded_state_that_no_host_has_room_for_is_a_reason() -> None:
+    small = replace(H100, host_memory=500e9)
+    answer = train_layout(dense_32b(), small, TrainLayout(tp=8, offload=True), WORK)
+    assert isinstance(answer, Candidate)
+    answer = train_layout(dense_32b(), replace(small, host_memory=400e9), TrainLayout(tp=8, offload=True), WORK)
+    assert isinstance(answer, Rejection)
+    assert answer.kind == "host memory"
+
+
+def test_layouts_that_cost_the_same_go_simplest_first() -> None:
+    search = serve_layouts(dense(), H100, 64, SERVE)
+    first, fastest = search.candidates[0], min(search.candidates, key=lambda each: each.score)
+    assert first.layout.gpus < fastest.layout.gpus
+    assert first.score <= 1.05 * fastest.score

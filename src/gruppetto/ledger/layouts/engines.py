@@ -1,0 +1,155 @@
+"""Layouts of an engine: TP, EP and attention replicas (DP), each with its KV pool and score or its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gruppetto.errors import UserError
+from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, more_gpus, refusal, search, too_large
+from gruppetto.ledger.layouts.layout import ServeLayout
+from gruppetto.ledger.layouts.rules import FP8_BLOCK, degrees, serve_objection
+from gruppetto.ledger.layouts.serving import SERVE_OVERHEADS, ServeOverheads, kv_share, serve_bytes, served
+from gruppetto.ledger.layouts.shares import Shares, shares_of
+from gruppetto.ledger.layouts.throughput import ServeWork, serve_score
+from gruppetto.ledger.layouts.traffic import Links
+from gruppetto.ledger.machines.gpus import GPU
+from gruppetto.ledger.models.model import Model
+from gruppetto.ledger.units import show_size, show_tokens
+
+EQUAL = 0.05
+"""Layouts whose GPU-seconds a token differ by less count as equal: of small engines more can fail, and lengths spread
+better over them."""
+Answer = Candidate[ServeLayout] | Rejection[ServeLayout]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine to be laid over GPUs. `weights` are bytes, `counts` parameters."""
+
+    model: Model
+    weights: Shares
+    counts: Shares
+    gpu: GPU
+    work: ServeWork
+    dtype: str
+    kv_bytes: float
+    links: Links
+    over: ServeOverheads
+    mtp: bool
+
+    @classmethod
+    def of(
+        cls, model: Model, gpu: GPU, work: ServeWork, dtype: str, kv_bytes: float, links: Links | None,
+        over: ServeOverheads, mtp: bool,
+    ) -> Engine:  # fmt: skip
+        """Of what `serve_layouts` is given."""
+        links, counts = links or Links.of(gpu), shares_of(model)
+        return cls(model, served(model, dtype), counts, gpu, work, dtype, kv_bytes, links, over, mtp)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of each GPU that the engine may fill."""
+        return self.gpu.memory * self.over.fraction
+
+    @property
+    def block(self) -> int:
+        """Side of a block with one scale, which a slice of a matrix must be a multiple of; 0 where there are none."""
+        kind = self.model.stored if self.dtype == "stored" else self.dtype
+        if kind != "fp8":
+            return 0
+        return max(self.model.quantized_block) if self.model.quantized_block else FP8_BLOCK
+
+    def assess(self, layout: ServeLayout, gpus: int) -> Answer:
+        """Whether a layout can be, and what a token costs with it."""
+        objection = serve_objection(self.weights, layout, gpus, self.links.gpus_per_node, self.block)
+        if objection is not None:
+            return Rejection(layout, *objection)
+        parts = serve_bytes(self.weights, layout, self.over, self.mtp)
+        share, pool = kv_share(self.model, layout.tp, self.kv_bytes), self.capacity - sum(parts.values())
+        needed = share.sequence(self.work.longest)
+        objection = too_large(parts, self.capacity)
+        if objection is None and pool < needed:
+            text = f"do not take one sequence of {show_tokens(self.work.longest)} tokens, {show_size(needed)}"
+            objection = "kv", f"{show_size(pool)} left for KV {text}"
+        if objection is not None:
+            return Rejection(layout, *objection, needed - pool)
+        score, reason = serve_score(
+            self.counts, layout, self.work, self.gpu, self.links, share, pool, parts["weights"], gpus
+        )
+        return Candidate(layout, parts, self.capacity, score, reason)
+
+    def search(self, gpus: int) -> Search[ServeLayout]:
+        """All layouts of engines that so many GPUs hold."""
+        return search(self._tries(gpus), partial(self.assess, gpus=gpus), lambda least: EQUAL * least, _order)
+
+    def nearest(self, gpus: int, found: Search[ServeLayout]) -> str:
+        """What is closest to `gpus` GPUs that works."""
+        ways = []
+        low = self.dtype in ("fp8", "mxfp4", "int4")
+        if not low and self.gpu.fp8_flops:
+            narrow = replace(self, weights=served(self.model, "fp8"), dtype="fp8")
+            if narrow.search(gpus).candidates:
+                ways.append("serve it in fp8")
+        if more := more_gpus(gpus, lambda count: bool(self.search(count).candidates)):
+            ways.append(f"use {more} GPUs")
+        return refusal(f"{self.model.name} in {self.dtype} cannot be served on {gpus} x {self.gpu.name}", found, ways)
+
+    def _tries(self, gpus: int) -> Iterator[ServeLayout]:
+        """TP to twice a node; attention replicas where there are experts or KV that tp cannot divide; EP of experts."""
+        replicas = self.model.experts or any(mixer.kind == "latent" for mixer in self.model.mixers)
+        dps = [size for size in degrees(gpus, min(gpus, 64)) if size & (size - 1) == 0] if replicas else [1]
+        for tp in degrees(gpus, min(gpus, 2 * self.links.gpus_per_node, self.model.heads)):
+            for dp in dps:
+                if tp * dp > gpus:
+                    break
+                for ep in degrees(tp * dp, tp * dp) if self.model.experts else (1,):
+                    yield ServeLayout(tp=tp, dp=dp, ep=ep)
+
+
+def serve_layouts(
+    model: Model,
+    gpu: GPU,
+    gpus: int,
+    work: ServeWork,
+    *,
+    dtype: str = "bf16",
+    kv_bytes: float = 2.0,
+    links: Links | None = None,
+    over: ServeOverheads = SERVE_OVERHEADS,
+    mtp: bool = False,
+) -> Search[ServeLayout]:
+    """Layouts of one engine, of which `gpus` GPUs hold as many as go.
+
+    `kv_bytes` an element of KV; `mtp`: multi-token prediction layers are loaded, to speculate with. Raises `UserError`
+    for less than one GPU or an unknown `dtype`.
+    """
+    if gpus < 1:
+        raise UserError(f"gpus = {gpus}: an engine needs at least one; write gpus = 1 or more")
+    engine = Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp)
+    found = engine.search(gpus)
+    return found if found.candidates else replace(found, nearest=engine.nearest(gpus, found))
+
+
+def serve_layout(
+    model: Model,
+    gpu: GPU,
+    layout: ServeLayout,
+    gpus: int,
+    work: ServeWork,
+    *,
+    dtype: str = "bf16",
+    kv_bytes: float = 2.0,
+    links: Links | None = None,
+    over: ServeOverheads = SERVE_OVERHEADS,
+    mtp: bool = False,
+) -> Answer:
+    """One layout that somebody chose for engines on `gpus` GPUs: a `Candidate`, or the `Rejection` with its reason."""
+    return Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp).assess(layout, gpus)
+
+
+def _order(candidate: Candidate[ServeLayout]) -> tuple[float, ...]:
+    """Among equals the smallest engine, then the one with the fewest attention replicas and expert ranks."""
+    layout = candidate.layout
+    return layout.gpus, layout.dp, layout.ep

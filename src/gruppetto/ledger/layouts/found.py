@@ -1,0 +1,116 @@
+"""What a search over layouts found: candidates, rejections with one reason each, and the nearest thing that works.
+
+Promise: `best` is a layout that fits, or a `UserError` that says what would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gruppetto.errors import UserError
+from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
+from gruppetto.ledger.layouts.rules import Objection
+from gruppetto.ledger.units import show_size
+
+Layout = TypeVar("Layout", TrainLayout, ServeLayout)
+MOST_GPUS = 1 << 16
+"""Where the search for a number of GPUs that works gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[Layout]):
+    """A layout that fits. `parts`: bytes on the fullest GPU by owner (KV is what is left, and not among them)."""
+
+    layout: Layout
+    parts: dict[str, float]
+    capacity: float
+    score: float
+    """Lower is better. Trainer: seconds a step beside computing. Engine: GPU-seconds a token."""
+    reason: str
+    """What the score is made of."""
+
+    @property
+    def headroom(self) -> float:
+        """Bytes left on the fullest GPU; of an engine, its KV pool."""
+        return self.capacity - sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection(Generic[Layout]):
+    """A layout that is out, and why. `kind` groups reasons; `lacking` is bytes missing, 0 where memory is not it."""
+
+    layout: Layout
+    kind: str
+    reason: str
+    lacking: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Generic[Layout]):
+    """What was tried: candidates, best first, and rejections. `nearest` says what works where nothing fits."""
+
+    candidates: tuple[Candidate[Layout], ...]
+    rejected: tuple[Rejection[Layout], ...]
+    nearest: str = ""
+
+    @property
+    def best(self) -> Candidate[Layout]:
+        """The candidate that goes first. Raises `UserError` where nothing fits."""
+        if not self.candidates:
+            raise UserError(self.nearest)
+        return self.candidates[0]
+
+    def grouped(self) -> tuple[tuple[str, int, str], ...]:
+        """(kind, how many layouts, the reason of one of them), most frequent first. Of memory, the closest miss."""
+        found: dict[str, list[Rejection[Layout]]] = {}
+        for rejection in self.rejected:
+            found.setdefault(rejection.kind, []).append(rejection)
+        rows = [(kind, len(out), min(out, key=lambda each: each.lacking).reason) for kind, out in found.items()]
+        return tuple(sorted(rows, key=lambda row: -row[1]))
+
+
+def search(
+    tries: Iterable[Layout],
+    assess: Callable[[Layout], Candidate[Layout] | Rejection[Layout]],
+    margin: Callable[[float], float],
+    order: Callable[[Candidate[Layout]], tuple[float, ...]],
+) -> Search[Layout]:
+    """All of `tries`. Those within `margin(best score)` of the best count as equal to it and go by `order`."""
+    found: list[Candidate[Layout]] = []
+    out: list[Rejection[Layout]] = []
+    for layout in tries:
+        answer = assess(layout)
+        if isinstance(answer, Candidate):
+            found.append(answer)
+        else:
+            out.append(answer)
+    least = min((each.score for each in found), default=0.0)
+    least += margin(least)
+    ranked = sorted(found, key=lambda each: (max(each.score, least), order(each)))
+    return Search(tuple(ranked), tuple(out))
+
+
+def too_large(parts: dict[str, float], capacity: float) -> Objection | None:
+    """Why `parts` do not fit: by how much, and whose is most of it."""
+    total = sum(parts.values())
+    if total <= capacity:
+        return None
+    owner = max(parts, key=lambda name: parts[name])
+    lacking = show_size(total - capacity)
+    return "memory", f"{lacking} too much for {show_size(capacity)}; largest: {owner} {show_size(parts[owner])}"
+
+
+def more_gpus(gpus: int, works: Callable[[int], bool]) -> int:
+    """The least power of two, or three times one, above `gpus` that works; 0 where none does."""
+    powers = [1 << power for power in range(MOST_GPUS.bit_length())]
+    counts = sorted({*powers, *(3 * power for power in powers)})
+    return next((count for count in counts if gpus < count <= MOST_GPUS and works(count)), 0)
+
+
+def refusal(what: str, found: Search[Layout], ways: list[str]) -> str:
+    """One line: what cannot be, the closest miss, and what works."""
+    closest = [row for row in found.rejected if row.lacking] or list(found.rejected)
+    why = min(closest, key=lambda row: row.lacking).reason if closest else "no layout has this many GPUs"
+    return f"{what}: at best {why}; {' or '.join(ways) or 'use GPUs with more memory or shorter sequences'}"
