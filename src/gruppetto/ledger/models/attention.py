@@ -82,7 +82,7 @@ def attention(parts: Parts, keys: Keys, family: Family, layer: Layer, kind: str,
         parts.doubt("Chunked attention is counted as a window of one chunk; an engine may keep all keys and values.")
     if keys.flag("attention_k_eq_v") and not window:
         parts.doubt(
-            "Full layers use the key projection as value projection; KV is counted for both, and an engine may keep one."
+            "Full layers use the key projection for values too; KV is counted for both, and an engine may keep one."
         )
     per_token = 0 if layer.shares_kv else heads.kv * (heads.key + heads.value)
     parts.mixers.append(
@@ -97,9 +97,7 @@ def attention(parts: Parts, keys: Keys, family: Family, layer: Layer, kind: str,
     )
 
 
-def _projections(
-    parts: Parts, keys: Keys, family: Family, layer: Layer, kind: str, heads: Heads, count: int
-) -> None:
+def _projections(parts: Parts, keys: Keys, family: Family, layer: Layer, kind: str, heads: Heads, count: int) -> None:
     hidden, at = keys.whole("hidden_size", "n_embd", "d_model"), family.root + family.layer + family.attention
     qkv_bias, o_bias = _biases(keys, family)
     query, key, value = heads.query * heads.key, heads.kv * heads.key, heads.kv * heads.value
@@ -132,9 +130,7 @@ def _biases(keys: Keys, family: Family) -> tuple[bool, bool]:
     return qkv, out
 
 
-def _query_key_norms(
-    parts: Parts, keys: Keys, family: Family, layer: Layer, heads: Heads, count: int
-) -> None:
+def _query_key_norms(parts: Parts, keys: Keys, family: Family, layer: Layer, heads: Heads, count: int) -> None:
     form, on = family.qk_norm, not family.qk_norm_key or keys.flag(family.qk_norm_key)
     if family == UNKNOWN and keys.flag("use_qk_norm", default=keys.flag("qk_layernorm")):
         form = "full" if keys.raw("qk_norm_type") == "per_layer" else "head"
@@ -148,9 +144,9 @@ def _query_key_norms(
         parts.add(f"{at}{names[0]}.weight", (heads.query, heads.key), "norm", count)
         parts.add(f"{at}{names[1]}.weight", (heads.kv, heads.key), "norm", count)
         return
-    parts.norm(at + names[0], query, count)
+    parts.norm(at + names[0], query, count, bias=family.qk_norm_bias)
     if not layer.shares_kv:
-        parts.norm(at + names[1], key, count)
+        parts.norm(at + names[1], key, count, bias=family.qk_norm_bias)
 
 
 # -- latent ------------------------------------------------------------------------------------------------------------
@@ -197,7 +193,7 @@ def _indexer(parts: Parts, keys: Keys, at: str, low: int, count: int) -> float:
     parts.norm(at + "indexer.k_norm", dim, count, bias=True)
     parts.linear(at + "indexer.weights_proj", heads, hidden, "attention", count, matrix=False)
     parts.doubt(
-        f"The indexer's own cache ({dim} elements a token and layer, in a type that the engine chooses) is not in the KV "
-        "bytes."
+        f"The indexer's own cache ({dim} elements a token and layer, in a type that the engine chooses) is not in the "
+        "KV bytes."
     )
     return 2.0 * heads * dim

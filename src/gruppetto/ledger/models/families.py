@@ -1,7 +1,7 @@
 """What a config.json does not say and its model_type's code decides: biases, norms, names of tensors.
 
-Data only. Each row is read off the family's modelling code in Hugging Face transformers 5; a model_type that has none is
-counted by the general rule, and the model says so. `defaults_of` has what the config classes take for keys left out.
+Data only. Each row is read off the family's modelling code in Hugging Face transformers 5; a model_type that has none
+is counted by the general rule, and the model says so. `defaults_of` has what the config classes take for keys left out.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Family:
     """One weight a head dimension, over all heads together, or one a head and dimension."""
     qk_norm_key: str = ""
     """The config key that turns it on; empty = always."""
+    qk_norm_bias: bool = False
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     # biases
     bias_keys: tuple[str, ...] = ("attention_bias",)
@@ -53,6 +54,10 @@ class Family:
     mlp_bias_key: str = "mlp_bias"
     mlp_bias: bool | None = None
     head_bias: bool | None = None
+    head_bias_key: str = "lm_head_bias"
+    mamba_bias_keys: tuple[str, ...] = ("mamba_proj_bias", "use_bias", "add_bias_linear")
+    mamba_out_bias_key: str = ""
+    """Empty = as its input projection."""
     # attention
     fused_qkv: str = ""
     query_gate: bool = False
@@ -145,6 +150,10 @@ FAMILIES: Mapping[str, Family] = {
         out="dense",
         names=("", "fc1", "fc2"),
         head_bias=True,
+        qk_norm="head",
+        qk_norm_key="qk_layernorm",
+        qk_norm_names=("q_layernorm", "k_layernorm"),
+        qk_norm_bias=True,
     ),
     "phimoe": replace(_MOE_W, norm_bias=True),
     "glm": Family(form="fused", names=("", "gate_up_proj", "down_proj"), o_bias=False),
@@ -157,12 +166,12 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe": _GLM_MOE,
     "glm4v_moe_text": replace(_GLM_MOE, qk_norm_key="", qk_norm=""),
     "glm4_moe_lite": _DEEPSEEK,
-    "glm_moe_dsa": _DEEPSEEK,
-    "solar_open": _DEEPSEEK,
+    "glm_moe_dsa": replace(_DEEPSEEK, mlp_bias=False),
+    "solar_open": replace(_DEEPSEEK, o_bias=False),
     "deepseek_v2": _LLAMA,
     "deepseek_v3": _DEEPSEEK,
-    "deepseek_v32": _DEEPSEEK,
-    "deepseek_v4": _DEEPSEEK,
+    "deepseek_v32": replace(_DEEPSEEK, mlp_bias=False),
+    "deepseek_v4": replace(_DEEPSEEK, shared="one"),
     "kimi_k2": _DEEPSEEK,
     "kimi_linear": replace(_DEEPSEEK, state="kda"),
     "dots1": replace(_DEEPSEEK, qk_norm="head"),
@@ -179,7 +188,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "minimax_m2": replace(_MOE_W, qk_norm="full", router_bias="buffer"),
     "minimax": replace(_MOE_W, state="lightning"),
-    "mimo_v2_flash": replace(_DEEPSEEK, window_sinks=True, window_kv=2),
+    "mimo_v2_flash": replace(_DEEPSEEK, window_sinks=True, window_kv=2, o_bias=False),
     "olmo": Family(norms=(), norm_after=False),
     "olmo2": Family(norms=POST, qk_norm="full"),
     "olmo3": Family(norms=POST, qk_norm="full", pattern=4),
@@ -194,10 +203,19 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoehybrid": _GRANITE_MOE,
     "cohere": Family(norms=("input_layernorm",), qk_norm="heads", qk_norm_key="use_qk_norm"),
     "cohere2": Family(norms=("input_layernorm",), pattern=4),
-    "stablelm": Family(norm_bias=True, bias_keys=("use_qkv_bias",), o_bias=False),
+    "stablelm": Family(
+        norm_bias=True,
+        bias_keys=("use_qkv_bias",),
+        o_bias=False,
+        qk_norm="heads",
+        qk_norm_key="qk_layernorm",
+        qk_norm_names=("q_layernorm.norms", "k_layernorm.norms"),
+    ),
     "nemotron": Family(norm_bias=True, form="plain"),
     "ernie4_5": Family(bias_keys=("use_bias",), mlp_bias_key="use_bias"),
-    "ernie4_5_moe": Family(bias_keys=("use_bias",), mlp_bias_key="use_bias", router_bias="parameter"),
+    "ernie4_5_moe": Family(
+        bias_keys=("use_bias",), mlp_bias_key="use_bias", router_bias="parameter", head_bias_key="use_bias"
+    ),
     "exaone4": Family(norms=POST, qk_norm="head", pattern=4),
     "exaone_moe": Family(qk_norm="head", pattern=4, router_bias="buffer"),
     "seed_oss": _LLAMA,
@@ -221,7 +239,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "bamba": Family(feed="feed_forward.", norms=JAMBA, final="final_layernorm", state="mamba2"),
     "jamba": Family(feed="feed_forward.", norms=JAMBA, final="final_layernorm", state="mamba1", router="router"),
-    "falcon_h1": Family(feed="feed_forward.", norms=JAMBA, final="final_layernorm", state="mamba2", beside=True),
+    "falcon_h1": Family(
+        feed="feed_forward.",
+        norms=JAMBA,
+        final="final_layernorm",
+        state="mamba2",
+        beside=True,
+        mamba_out_bias_key="projectors_bias",
+    ),
     "nemotron_h": Family(
         root="backbone.",
         embed="embeddings",
@@ -230,6 +255,9 @@ FAMILIES: Mapping[str, Family] = {
         feed="mixer.",
         mamba="mixer.",
         norms=("norm",),
+        qkv_bias=False,
+        o_bias=False,
+        mamba_bias_keys=("use_bias",),
         form="plain",
         state="mamba2",
         router_bias="buffer",

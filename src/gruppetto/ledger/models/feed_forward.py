@@ -163,6 +163,8 @@ def _shared_width(keys: Keys, family: Family) -> int:
     if isinstance(number, list) and number:
         number = max(number)
     number = 0 if number is None else keys.checked(names[0], number, 0)
+    if family.shared == "one":
+        return expert_width(keys) if number else 0
     if family.shared == "always":
         return expert_width(keys) * max(1, number)
     one = keys.whole("shared_expert_intermediate_size", "shared_intermediate_size", least=0, default=0)

@@ -127,8 +127,8 @@ def _stated(keys: Keys, layers: int) -> list[str] | None:
     if keys.has("attn_layer_period"):
         period, offset = keys.whole("attn_layer_period"), keys.whole("attn_layer_offset", least=0, default=0)
         return ["full" if index % period == offset else "state" for index in range(layers)]
-    if keys.has("full_attention_interval"):
-        every = keys.whole("full_attention_interval")
+    if keys.has("full_attention_interval", "linear_num_value_heads"):
+        every = keys.whole("full_attention_interval", default=4)
         return ["full" if (index + 1) % every == 0 else "state" for index in range(layers)]
     numbers = keys.several("attn_layer_indices", "full_attn_idxs", "attn_layer_idx")
     if numbers is not None or keys.has("mamba_n_heads", "mamba_d_state"):

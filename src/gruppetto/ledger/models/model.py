@@ -258,8 +258,8 @@ class Model:
     def weight_bytes(self, dtype: str = "bf16") -> float:
         """Bytes of `params` in a type: bf16, fp16, fp32, fp8, mxfp4, int4, or "stored", as published.
 
-        fp8, mxfp4 and int4 hold the matrices of linear layers (1 or 0.5 byte an element), with a 32-bit scale a block of
-        `quantized_block` or 128 x 128 (fp8), or 8 bits (mxfp4) or 16 bits (int4) for 32 elements; the rest takes 16
+        fp8, mxfp4 and int4 hold the matrices of linear layers (1 or 0.5 byte an element), with a 32-bit scale a block
+        of `quantized_block` or 128 x 128 (fp8), or 8 bits (mxfp4) or 16 bits (int4) for 32 elements; the rest takes 16
         bits. "stored" narrows only what the config does. Raises `UserError` for another type.
         """
         if dtype not in _BYTES and dtype != "stored":

@@ -41,8 +41,8 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
     if family is None:
         family = UNKNOWN
         parts.doubt(
-            f"model_type {model_type!r} is not known here: its biases and norms are taken from the config's keys and the "
-            "usual decoder layout alone."
+            f"model_type {model_type!r} is not known here: its biases and norms are taken from the config's keys and "
+            "the usual decoder layout alone."
         )
     keys = Keys(text, defaults_of(model_type), name)
     for names in (_WIDTH, _DEPTH):
@@ -72,7 +72,11 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
 def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that speaks, of a config that nests it (`thinker_config`)."""
     thinker = config.get("thinker_config")
-    return {**thinker, "tie_word_embeddings": config.get("tie_word_embeddings")} if isinstance(thinker, Mapping) else config
+    return (
+        {**thinker, "tie_word_embeddings": config.get("tie_word_embeddings")}
+        if isinstance(thinker, Mapping)
+        else config
+    )
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,7 +110,7 @@ def _ends(parts: Parts, keys: Keys, family: Family, tied: bool) -> None:
         parts.norm(family.root + family.final, hidden, bias=family.norm_bias)
     if not tied:
         parts.add("lm_head.weight", (vocab, hidden), "head")
-    if keys.flag("lm_head_bias") if family.head_bias is None else family.head_bias:
+    if keys.flag(family.head_bias_key) if family.head_bias is None else family.head_bias:
         parts.add("lm_head.bias", (vocab,), "head")
 
 
@@ -176,8 +180,8 @@ def _mtp(parts: Parts, keys: Keys, family: Family, layers: int) -> None:
     for tensor in extra.tensors():
         parts.add(f"mtp.{tensor.name}", tensor.shape, "mtp", tensor.count)
     parts.doubt(
-        f"{number} multi-token prediction layer{'s are' if number > 1 else ' is'} counted apart, in DeepSeek-V3's form and "
-        "without the embedding and head they share."
+        f"{number} multi-token prediction layer{'s are' if number > 1 else ' is'} counted apart, in DeepSeek-V3's form "
+        "and without the embedding and head they share."
     )
 
 
@@ -215,5 +219,3 @@ def _model(
         quantized_block=block,
         unknown=tuple(parts.unknown),
     )
-
-

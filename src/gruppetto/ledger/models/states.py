@@ -102,14 +102,15 @@ def _mamba2(parts: Parts, keys: Keys, family: Family, at: str, count: int) -> Mi
     size = keys.whole("mamba_d_state", "ssm_state_size", "state_size")
     groups = keys.whole("mamba_n_groups", "n_groups", "mamba_ngroups", default=1)
     kernel, channels = _kernel(keys), inner + 2 * groups * size
-    bias = keys.flag("mamba_proj_bias", "use_bias", "add_bias_linear")
+    bias = keys.flag(*family.mamba_bias_keys)
+    out_bias = keys.flag(family.mamba_out_bias_key) if family.mamba_out_bias_key else bias
     parts.linear(at + "in_proj", inner + channels + heads, hidden, "state", count, bias=bias)
     _conv1d(parts, at, channels, kernel, count, keys.flag("mamba_conv_bias", "use_conv_bias", default=True))
     for name in ("dt_bias", "A_log", "D"):
         parts.add(at + name, (heads,), "state", count)
     if not family.beside or keys.flag("mamba_rms_norm"):
         parts.norm(at + "norm", inner, count)
-    parts.linear(at + "out_proj", hidden, inner, "state", count, bias=bias)
+    parts.linear(at + "out_proj", hidden, inner, "state", count, bias=out_bias)
     return _mixer(count, inner * size, channels, kernel, SSM_FLOPS)
 
 
