@@ -9,9 +9,9 @@ def dense(name="llama-8b", *, layers=32, hidden=4096, heads=32, kv=8, dim=128, m
         _around(layers, hidden, vocab, tied)
         + _attention(layers, hidden, heads, kv, dim)
         + (
-            Tensor("model.layers.*.mlp.gate_proj.weight", (mlp, hidden), layers, "mlp", True),
-            Tensor("model.layers.*.mlp.up_proj.weight", (mlp, hidden), layers, "mlp", True),
-            Tensor("model.layers.*.mlp.down_proj.weight", (hidden, mlp), layers, "mlp", True),
+            Tensor("model.layers.*.mlp.gate_proj.weight", (mlp, hidden), layers, "mlp", True, True),
+            Tensor("model.layers.*.mlp.up_proj.weight", (mlp, hidden), layers, "mlp", True, True),
+            Tensor("model.layers.*.mlp.down_proj.weight", (hidden, mlp), layers, "mlp", True, True),
         )
     )
     return _model(name, tensors, layers, hidden, heads, kv, dim, vocab, tied)
@@ -25,9 +25,9 @@ def experts(name="qwen3-30b", *, layers=48, hidden=2048, heads=32, kv=4, dim=128
         + _attention(layers, hidden, heads, kv, dim)
         + (
             Tensor("model.layers.*.mlp.gate.weight", (n, hidden), layers, "router"),
-            Tensor("model.layers.*.mlp.experts.*.gate_proj.weight", (wide, hidden), count, "expert", True),
-            Tensor("model.layers.*.mlp.experts.*.up_proj.weight", (wide, hidden), count, "expert", True),
-            Tensor("model.layers.*.mlp.experts.*.down_proj.weight", (hidden, wide), count, "expert", True),
+            Tensor("model.layers.*.mlp.experts.*.gate_proj.weight", (wide, hidden), count, "expert", True, True),
+            Tensor("model.layers.*.mlp.experts.*.up_proj.weight", (wide, hidden), count, "expert", True, True),
+            Tensor("model.layers.*.mlp.experts.*.down_proj.weight", (hidden, wide), count, "expert", True, True),
         )
     )
     return _model(name, tensors, layers, hidden, heads, kv, dim, vocab, False, n, k)
@@ -45,12 +45,14 @@ def deepseek_v3():
     )
     tensors = [*_around(layers, hidden, 129280, False)]
     for part, shape in attention:
-        tensors.append(Tensor(f"model.layers.*.self_attn.{part}.weight", shape, layers, "attention", True))
+        tensors.append(Tensor(f"model.layers.*.self_attn.{part}.weight", shape, layers, "attention", True, True))
     for part, shape in (("gate_proj", (18432, hidden)), ("up_proj", (18432, hidden)), ("down_proj", (hidden, 18432))):
-        tensors.append(Tensor(f"model.layers.*.mlp.{part}.weight", shape, 3, "mlp", True))
+        tensors.append(Tensor(f"model.layers.*.mlp.{part}.weight", shape, 3, "mlp", True, True))
     for part, shape in (("gate_proj", (2048, hidden)), ("up_proj", (2048, hidden)), ("down_proj", (hidden, 2048))):
-        tensors.append(Tensor(f"model.layers.*.mlp.experts.*.{part}.weight", shape, moe * 256, "expert", True))
-        tensors.append(Tensor(f"model.layers.*.mlp.shared_experts.{part}.weight", shape, moe, "shared_expert", True))
+        tensors.append(Tensor(f"model.layers.*.mlp.experts.*.{part}.weight", shape, moe * 256, "expert", True, True))
+        tensors.append(
+            Tensor(f"model.layers.*.mlp.shared_experts.{part}.weight", shape, moe, "shared_expert", True, True)
+        )
     tensors.append(Tensor("model.layers.*.mlp.gate.weight", (256, hidden), moe, "router"))
     tensors.append(Tensor("model.layers.*.mlp.gate.e_score_correction_bias", (256,), moe, "buffer"))
     mixer = Mixer("latent", layers, kv_elements=576, score_flops=2.0 * heads * (576 + 512))
@@ -86,10 +88,10 @@ def _around(layers, hidden, vocab, tied):
 
 def _attention(layers, hidden, heads, kv, dim):
     return (
-        Tensor("model.layers.*.self_attn.q_proj.weight", (heads * dim, hidden), layers, "attention", True),
-        Tensor("model.layers.*.self_attn.k_proj.weight", (kv * dim, hidden), layers, "attention", True),
-        Tensor("model.layers.*.self_attn.v_proj.weight", (kv * dim, hidden), layers, "attention", True),
-        Tensor("model.layers.*.self_attn.o_proj.weight", (hidden, heads * dim), layers, "attention", True),
+        Tensor("model.layers.*.self_attn.q_proj.weight", (heads * dim, hidden), layers, "attention", True, True),
+        Tensor("model.layers.*.self_attn.k_proj.weight", (kv * dim, hidden), layers, "attention", True, True),
+        Tensor("model.layers.*.self_attn.v_proj.weight", (kv * dim, hidden), layers, "attention", True, True),
+        Tensor("model.layers.*.self_attn.o_proj.weight", (hidden, heads * dim), layers, "attention", True, True),
     )
 
 

@@ -12,18 +12,24 @@ all experts are read, which holds from about 3 E / k rows on (95 % there). For a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.layouts.layout import ServeLayout
+from gruppetto.ledger.layouts.serving import (
+    SERVE_OVERHEADS,
+    ServeOverheads,
+    kv_share,
+    rank_weights,
+    serve_memory,
+    served,
+)
+from gruppetto.ledger.layouts.shares import Shares
 from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
 from gruppetto.ledger.machines.gpus import GPU
-from gruppetto.ledger.machines.storage import kv_element_bytes, model_bytes
-from gruppetto.ledger.models.model import Kind, Mixer, Model
-
-_EXPERT: tuple[Kind, ...] = ("expert",)
-_NOT_READ: tuple[Kind, ...] = ("vision", "mtp", "buffer", "expert")
+from gruppetto.ledger.machines.storage import kv_element_bytes, real_type
+from gruppetto.ledger.models.model import Model
 
 
 def experts_read(experts: int, top_k: int, rows: float) -> float:
@@ -35,16 +41,13 @@ def experts_read(experts: int, top_k: int, rows: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What one decode step reads, bytes on one GPU, and computes, FLOP of one row over the whole engine."""
+    """What one decode step reads, bytes on one GPU of the engine."""
 
     weights: float
     kv_token: float
     """One context token of one of its rows."""
     row: float
-    """State (read and written) and windows of one row, whatever its context."""
-    flops_row: float
-    flops_kv_token: float
-    """Attention's own, one context token, over the whole engine."""
+    """State (read and written), windows and selected keys of one row, whatever its context."""
 
 
 def engine_model(
@@ -59,6 +62,7 @@ def engine_model(
     rows: float | None = None,
     prompt_tokens: float = 0.0,
     memory_taken: float = 0.0,
+    kv_capacity: int | None = None,
     swap_s: float = 0.0,
     prefill_elsewhere: bool = False,
     speculation: tuple[tuple[int, float, float], ...] = (),
@@ -67,70 +71,62 @@ def engine_model(
 
     `rows`: live rows at which the experts' reads are exact (None: all are read). `prompt_tokens`: mean prompt, for the
     attention's share of prefill. `memory_taken`: bytes of each GPU that others hold (a colocated trainer's residue).
-    Raises `UserError` where weights leave no room for KV.
+    `kv_capacity`: context tokens that fit, where the caller knows better. Raises `UserError` where weights leave no
+    room for KV.
     """
     layout = layout or ServeLayout()
-    gpus, kv_bytes = layout.gpus, kv_element_bytes(kv_dtype)
-    kv_capacity, slots = _room(model, gpu, layout, slots, dtype, kv_bytes, efficiency, memory_taken)
-    reads = _reads(model, layout, dtype, kv_bytes, rows)
+    kind, kv_bytes = real_type(model, dtype), kv_element_bytes(kv_dtype)
+    shares = served(model, dtype)
+    if kv_capacity is None:
+        kv_capacity, slots = _room(model, gpu, layout, slots, dtype, kv_bytes, efficiency, memory_taken)
+    reads = _reads(model, layout, shares, kv_bytes, rows)
     bandwidth = gpu.bandwidth * efficiency.decode_bandwidth * efficiency.engine
-    peak = gpu.peak(dtype) * gpus * efficiency.engine
-    attention_peak = gpu.bf16_flops * gpus * efficiency.engine * efficiency.decode_compute
-    kv_token = max(reads.kv_token / bandwidth / layout.dp, reads.flops_kv_token / attention_peak)
+    peak = gpu.peak(kind) * layout.gpus * efficiency.engine
+    attention = gpu.bf16_flops * layout.gpus * efficiency.engine * efficiency.decode_compute
     return EngineModel(
         slots=slots,
         base_s=(efficiency.step_s + _latency_s(model, layout, efficiency)) / efficiency.engine,
         weights_s=reads.weights / bandwidth,
-        kv_token_s=kv_token,
-        compute_row_s=reads.flops_row / (peak * efficiency.decode_compute),
+        kv_token_s=max(reads.kv_token / bandwidth / layout.dp, _kv_token_flops(model) / attention),
+        compute_row_s=_row_flops(model) / (peak * efficiency.decode_compute),
         row_s=_row_s(model, gpu, layout, reads, bandwidth, efficiency),
         prefill_token_s=_prefill_flops(model, prompt_tokens) / (peak * efficiency.prefill),
         kv_capacity=kv_capacity,
-        move_token_s=growing_kv(model, kv_bytes) / (gpu.network * efficiency.network),
+        move_token_s=model.kv_bytes_per_token(kv_bytes) / (gpu.network * efficiency.network),
         swap_s=swap_s,
         prefill_elsewhere=prefill_elsewhere,
         speculation=speculation,
     )
 
 
-def growing_kv(model: Model, element_bytes: float) -> float:
-    """KV bytes that one more token of context adds, over all layers; windows and states do not grow."""
-    return element_bytes * sum(m.count * m.kv_elements for m in model.mixers if m.kind in ("full", "latent"))
+def gpu_weight_bytes(model: Model, layout: ServeLayout, dtype: str) -> float:
+    """Weights that one GPU of the engine holds, bytes."""
+    return rank_weights(served(model, dtype), layout)
 
 
-def fixed_kv(model: Model, element_bytes: float) -> float:
-    """Bytes of one sequence that do not grow: full windows, and recurrent state (kept in 4 bytes an element)."""
-    windows = sum(m.count * m.kv_elements * m.window for m in model.mixers if m.kind == "sliding")
-    return element_bytes * windows + 4.0 * sum(m.count * m.state_elements for m in model.mixers)
-
-
-def copies(mixer: Mixer, tp: int) -> int:
-    """On how many of `tp` ranks each KV element of this mixer lies: more than once where there are fewer KV heads."""
-    return max(1, tp // mixer.kv_heads) if mixer.kv_heads else tp
-
-
-def _reads(model: Model, layout: ServeLayout, dtype: str, kv_bytes: float, rows: float | None) -> Reads:
-    share = 1.0 if rows is None or not model.experts else experts_read(model.experts, model.top_k, rows) / model.experts
-    dense = [t for t in model.tensors if t.kind not in _NOT_READ and (t.kind != "embedding" or model.tied)]
-    experts = [t for t in model.tensors if t.kind == "expert"]
-    weights = model_bytes(model, dtype, dense) / layout.tp + share * model_bytes(model, dtype, experts) / layout.gpus
-    full = [m for m in model.mixers if m.kind in ("full", "latent")]
-    kv_token = kv_bytes * sum(m.count * m.kv_elements * copies(m, layout.tp) for m in full) / layout.tp
-    windows = sum(
-        m.count * m.kv_elements * m.window * copies(m, layout.tp) for m in model.mixers if m.kind == "sliding"
-    )
-    states = 8.0 * sum(m.count * m.state_elements for m in model.mixers)
-    active = float(sum(t.elements for t in dense if len(t.shape) >= 2))
-    if model.experts:
-        active += sum(t.elements for t in experts) * model.top_k / model.experts
-    steps = sum(m.count * m.step_flops for m in model.mixers)
+def _reads(model: Model, layout: ServeLayout, shares: Shares, kv_bytes: float, rows: float | None) -> Reads:
+    met = 1.0 if rows is None or not model.experts else experts_read(model.experts, model.top_k, rows) / model.experts
+    head = shares.rows(layout.tp) * (shares.head or shares.embedding)
+    dense = shares.dense(shares.layers, layout.tp) + head
+    # Keys that an indexer selects are read like a window, though all of them are kept.
+    mixers = tuple(replace(m, window=m.selected, selected=0) if m.selected else m for m in model.mixers)
+    read = kv_share(replace(model, mixers=mixers), layout.tp, kv_bytes)
     return Reads(
-        weights=weights,
-        kv_token=kv_token,
-        row=(kv_bytes * windows + states) / layout.tp,
-        flops_row=2.0 * active + steps,
-        flops_kv_token=sum(m.count * m.score_flops for m in full),
+        weights=dense + met * shares.blocks["expert"].elements / layout.gpus,
+        kv_token=read.growing,
+        row=sum(window * each for window, each in read.windows) + 2 * read.state,
     )
+
+
+def _kv_token_flops(model: Model) -> float:
+    """Attention's own FLOP for one more context token, over the whole engine."""
+    return sum(m.count * (m.index_flops if m.selected else m.score_flops) for m in model.mixers if not m.window)
+
+
+def _row_flops(model: Model) -> float:
+    """FLOP of one decoded token without what grows with its context: weights, states, full windows."""
+    capped = sum(m.count * m.score_flops * (m.window or m.selected) for m in model.mixers)
+    return model.matmul_flops(1) + capped + sum(m.count * m.step_flops for m in model.mixers)
 
 
 def _latency_s(model: Model, layout: ServeLayout, efficiency: Efficiency) -> float:
@@ -148,51 +144,48 @@ def _row_s(
 
 
 def _prefill_flops(model: Model, prompt_tokens: float) -> float:
-    """FLOP of one prompt token: matrices without embedding and head, and attention over half of the prompt."""
-    skipped = (*_NOT_READ, "embedding", "head")
-    active = float(sum(t.elements for t in model.tensors if t.kind not in skipped and len(t.shape) >= 2))
-    if model.experts:
-        active += model.count(_EXPERT) * model.top_k / model.experts
-    seen = prompt_tokens / 2
-    scores = sum(m.count * m.score_flops * (min(seen, m.window) if m.window else seen) for m in model.mixers)
-    return 2.0 * active + scores + sum(m.count * m.step_flops for m in model.mixers)
-
-
-def gpu_weight_bytes(model: Model, layout: ServeLayout, dtype: str) -> float:
-    """Weights that one GPU of the engine holds: experts over all its GPUs, the rest over tp."""
-    experts = model_bytes(model, dtype, [t for t in model.tensors if t.kind == "expert"])
-    return (model_bytes(model, dtype) - experts) / layout.tp + experts / layout.gpus
+    """FLOP of one prompt token, on average over a prompt: no logits but the last token's."""
+    tokens = max(1, round(prompt_tokens))
+    head = 2.0 * (model.head_params or model.embed_params)
+    return model.matmul_flops(1) - head + model.mixing_flops(tokens) / tokens
 
 
 def _room(
-    model: Model, gpu: GPU, layout: ServeLayout, slots: int, dtype: str, kv_bytes: float, efficiency: Efficiency,
+    model: Model,
+    gpu: GPU,
+    layout: ServeLayout,
+    slots: int,
+    dtype: str,
+    kv_bytes: float,
+    efficiency: Efficiency,
     memory_taken: float,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """(context tokens of KV that fit the engine, slots). Windows and states of all slots take at most half of it."""
-    usable = gpu.memory * efficiency.memory_fraction - memory_taken
-    weights = gpu_weight_bytes(model, layout, dtype)
-    room = usable - weights
-    token = (
-        kv_bytes
-        * sum(m.count * m.kv_elements * copies(m, layout.tp) for m in model.mixers if m.kind in ("full", "latent"))
-        / layout.tp
-    )
-    fixed = fixed_kv(model, kv_bytes) / layout.tp
-    if room < token + fixed:
-        works = _that_fits(model, usable, layout, dtype)
+    over = replace(SERVE_OVERHEADS, fraction=efficiency.memory_fraction)
+    memory = serve_memory(model, layout, gpu.memory, dtype=dtype, kv_bytes=kv_bytes, over=over)
+    room = memory.headroom - memory_taken
+    fixed = sum(window * each for window, each in memory.share.windows) + memory.share.state
+    if room < memory.share.growing + fixed:
+        works = _that_fits(model, gpu, layout, dtype, memory_taken, over)
+        weights = memory.parts["weights"].value * layout.gpus
         raise UserError(
-            f"{weights * layout.gpus / 1e9:.0f} GB of weights do not fit {layout.gpus} x {gpu.name} "
-            f"({usable / 1e9:.0f} GB of {gpu.memory / 1e9:.0f} GB usable each); use {works}"
+            f"{weights / 1e9:.0f} GB of weights do not fit {layout.gpus} x {gpu.name} "
+            f"({efficiency.memory_fraction:.0%} of {gpu.memory / 1e9:.0f} GB each); use {works}"
         )
     if fixed:
-        held = min(math.ceil(slots / layout.dp) * fixed, room / 2 if token else room)
+        held = min(math.ceil(slots / layout.dp) * fixed, room / 2 if memory.share.growing else room)
         slots, room = max(1, min(slots, int(held / fixed) * layout.dp)), room - held
-    return (int(room / token) * layout.dp if token else 0), slots
+    return (int(room / memory.share.growing) * layout.dp if memory.share.growing else 0), slots
 
 
-def _that_fits(model: Model, usable: float, layout: ServeLayout, dtype: str) -> str:
-    """The next power of two of ranks that holds the weights with a tenth to spare for KV."""
+def _that_fits(
+    model: Model, gpu: GPU, layout: ServeLayout, dtype: str, memory_taken: float, over: ServeOverheads
+) -> str:
+    """The next power of two of ranks that holds the weights with a tenth of the memory to spare for KV."""
     tp = layout.tp
-    while tp < 4096 and gpu_weight_bytes(model, ServeLayout(tp=tp, dp=layout.dp), dtype) * 1.1 > max(usable, 1.0):
+    while tp <= 1024:
+        memory = serve_memory(model, replace(layout, tp=tp), gpu.memory, dtype=dtype, over=over)
+        if memory.headroom - memory_taken > 0.1 * gpu.memory:
+            return f"tp = {tp}"
         tp *= 2
-    return f"tp = {tp}" if tp < 4096 else "GPUs with more memory"
+    return "GPUs with more memory"

@@ -46,13 +46,13 @@ class GPU:
         return self.fp8_flops if weight_bytes_per_param <= 1 and self.fp8_flops else self.bf16_flops
 
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s of a matrix product in this type: fp8 and fp4 where the GPU has the units, else BF16.
+        """Peak FLOP/s of matrix products with weights of this type.
 
-        int4 and mxfp4 weights are multiplied in BF16 (they save reading only).
+        fp8 where the GPU has such units. mxfp4 weights meet 8-bit activations where it has 4-bit units, and are
+        multiplied in 16 bits elsewhere, as int4 is everywhere: they save reading only.
         """
-        if dtype == "fp4" and self.fp4_flops:
-            return self.fp4_flops
-        return self.fp8_flops if dtype in ("fp8", "fp4") and self.fp8_flops else self.bf16_flops
+        narrow = dtype == "fp8" or (dtype == "mxfp4" and self.fp4_flops > 0)
+        return self.fp8_flops if narrow and self.fp8_flops else self.bf16_flops
 
 
 GPUS = {

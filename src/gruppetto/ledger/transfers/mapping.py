@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
-from gruppetto.ledger.machines.storage import model_bytes
+from gruppetto.ledger.machines.storage import FLOATS, model_bytes, real_type
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.transfers.pieces import Piece
 from gruppetto.ledger.units import show_size
@@ -39,7 +39,7 @@ def mapping_steps(
 ) -> tuple[Step, ...]:
     """The steps from `train` to `serve`. `gathers`: whole tensors are made (broadcast, full gather)."""
     trained = model_bytes(model, "bf16")
-    expert = model_bytes(model, "bf16", [t for t in model.tensors if t.kind == "expert"])
+    expert = 2.0 * model.expert_params
     found = []
     if train.shard == "full" and train.dp > 1:
         each = trained / (train.tp * train.pp)
@@ -55,7 +55,7 @@ def mapping_steps(
     if train.pp > 1:
         found.append(_local("stages", f"pp = {train.pp}: each stage sends its own layers, numbered by its offset"))
     found.append(_local("names", "fused qkv and gate_up split into the checkpoint's names; padded vocabulary rows cut"))
-    if dtype not in ("bf16", "fp16", "fp32"):
+    if real_type(model, dtype) not in FLOATS:
         where = "before sending" if wire == dtype else "by the engine, after receiving 16 bits"
         block = model.quantized_block or (128, 128)
         found.append(_local("quantise", f"{dtype} {where}; blocks {block[0]} x {block[1]} before anything is fused"))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.layout import ServeLayout
-from gruppetto.ledger.machines.storage import tensor_bytes
+from gruppetto.ledger.layouts.shares import WHOLE_NAMES
+from gruppetto.ledger.machines.storage import FLOATS, real_type, tensors_bytes
 from gruppetto.ledger.models.model import Model, Tensor
 
 TOGETHER = (
@@ -20,8 +21,6 @@ TOGETHER = (
     ("k_scale", "v_scale"),
 )
 """Endings of names that one load call must hold together (engines fuse them while loading)."""
-WHOLE_NAMES = ("_a_proj", "kv_a_proj_with_mqa")
-"""Attention matrices that every tensor-parallel rank of an engine holds whole: latent down-projections."""
 _WHOLE_KINDS = frozenset({"norm", "router", "buffer"})
 
 
@@ -45,17 +44,16 @@ class Piece:
 
 def pieces(model: Model, dtype: str, serve: ServeLayout, *, mtp: bool = False) -> tuple[Piece, ...]:
     """The model as a sync sends it: parameters and buffers, multi-token prediction layers if `mtp`."""
-    block = model.quantized_block or (128, 128)
     chosen = [t for t in model.tensors if t.kind != "mtp" or mtp]
     found, done = [], set[int]()
     for index, tensor in enumerate(chosen):
         if index in done:
             continue
         group = [tensor, *_partners(tensor, chosen, index, done)]
-        whole = sum(tensor_bytes(t, dtype, block) for t in group)
-        need = sum(tensor_bytes(t, dtype, block) * share_on_rank(t, model, serve) for t in group)
+        whole = tensors_bytes(model, dtype, group)
+        need = sum(tensors_bytes(model, dtype, [t]) * share_on_rank(t, model, serve) for t in group)
         count = tensor.count
-        scales = sum(1 for t in group if _scaled(t, dtype))
+        scales = sum(1 for t in group if _scaled(t, model, dtype))
         found.append(Piece(tensor.name, tensor.kind, whole / count, count, len(group) + scales, need / whole))
     return tuple(found)
 
@@ -90,14 +88,10 @@ def _partners(tensor: Tensor, chosen: list[Tensor], index: int, done: set[int]) 
                 yield partner
 
 
-def _scaled(tensor: Tensor, dtype: str) -> bool:
+def _scaled(tensor: Tensor, model: Model, dtype: str) -> bool:
     """Whether this type sends a tensor of scales with it."""
-    matrix = len(tensor.shape) >= 2 and min(tensor.shape[-2:]) > 1
-    return (
-        dtype not in ("bf16", "fp16", "fp32")
-        and matrix
-        and tensor.kind in ("attention", "mlp", "expert", "shared_expert")
-    )
+    narrow = tensor.quantized if dtype == "stored" else tensor.matrix
+    return narrow and real_type(model, dtype) not in FLOATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.machines.cluster import Cluster, Link
 from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
 from gruppetto.ledger.machines.gpus import GPU
-from gruppetto.ledger.machines.storage import model_bytes
+from gruppetto.ledger.machines.storage import FLOATS, model_bytes, real_type
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.transfers.mapping import Step, mapping_steps
 from gruppetto.ledger.transfers.pieces import Piece, buckets, pieces
@@ -229,7 +229,7 @@ def _parts(
     if how != "reshard":
         found.append(_at("whole tensors made of shards", size.dense, efficiency, "gather"))
         found.append(_at("whole experts made of shards", size.experts, efficiency, "gather_experts"))
-    if dtype not in ("bf16", "fp16", "fp32"):
+    if real_type(model, dtype) not in FLOATS:
         here = model_bytes(model, "bf16") / train.gpus if quantize == "before" else size.needed
         found.append(_at(f"quantised {quantize} sending", here, efficiency, "quantize"))
         found.append(_at("quantised weights installed", size.needed, efficiency, "load_quantized"))
