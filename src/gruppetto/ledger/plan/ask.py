@@ -1,0 +1,148 @@
+"""What a plan is asked for. Owns the sizes and the choices of a user, checked against each other before any arithmetic.
+
+Promise: what cannot be is refused here in one line, with the nearest thing that works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gruppetto.errors import UserError
+from gruppetto.ledger.generation import Rollouts
+from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
+from gruppetto.ledger.lengths import Lengths, Tools
+from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
+from gruppetto.ledger.machines.gpus import GPU
+from gruppetto.ledger.models.model import Model
+
+PLACEMENTS = ("colocated", "disaggregated", "async", "elastic")
+Placement = Literal["colocated", "disaggregated", "async", "elastic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """A model that scores: it reads prompt and response and writes a verdict."""
+
+    model: Model
+    verdict_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandboxes:
+    """Where tool calls or tests run. Seconds, cores and bytes of one execution or image."""
+
+    exec_s: float = 0.0
+    """Of one execution; 0 = as the tools of the workload take."""
+    per_rollout: float = 0.0
+    """Executions of a rollout; 0 = one a turn, or one for the reward where there are no turns."""
+    cores: float = 1.0
+    start_s: float = 0.0
+    image_bytes: float = 0.0
+    images: int = 0
+    """Different images of a batch; 0 = one for all."""
+    hosts: int = 1
+    limit: int = 0
+    """Sandboxes there are; 0 = as many as wanted."""
+    wall_s: float = 0.0
+    """In which all executions are to be done; 0 = the rollout phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A run in numbers: model, machines, a batch, and what is done with it."""
+
+    model: Model
+    gpu: GPU
+    gpus: int
+    groups: int
+    group_size: int
+    lengths: Lengths
+    prompt_tokens: int = 512
+    tools: Tools | None = None
+    max_staleness: int = 1
+    """What async may use; 0 = strictly on-policy, and async is not considered."""
+    depth: float | None = None
+    """Groups outstanding under async, in batches; None = 1.25."""
+    old_logprobs: bool = True
+    """A forward pass of the trainer over the batch before the update."""
+    reference: bool = False
+    """A forward pass of a frozen model of the same size, for a KL term."""
+    critic: bool = False
+    """A value model of the same size: forward, and its own update."""
+    judge: Judge | None = None
+    sandboxes: Sandboxes | None = None
+    serve_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    slots: int = 256
+    """Rows of one engine."""
+    micro_tokens: int = 32_768
+    """Packed tokens of one micro-batch of a data-parallel replica."""
+    split: tuple[int, int] | None = None
+    """Rollout GPUs and trainer GPUs of what is not colocated; None = the best."""
+    serve: ServeLayout | None = None
+    train: TrainLayout | None = None
+    sleep: Literal["level1", "level2", "release"] = "level2"
+    sync_how: Literal["reshard", "broadcast", "gather"] = "broadcast"
+    density: float = 0.02
+    """Share of weights that a step changes, for the delta account."""
+    placements: tuple[str, ...] = ("colocated", "disaggregated", "async")
+    efficiency: Efficiency = DEFAULT
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise UserError(f"gpus = {self.gpus}: nothing runs on none; write --gpus 1 or more")
+        for name, least in (("groups", 1), ("group_size", 1), ("slots", 1), ("micro_tokens", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: too few; write {least} or more")
+        if self.max_staleness < 0:
+            raise UserError(f"max_staleness = {self.max_staleness}: versions are not negative; write 0 or more")
+        if not 0 < self.density <= 1:
+            raise UserError(f"density = {self.density}: a share of weights lies above 0 and at most at 1; write 0.02")
+        self._check_split()
+        self._check_context()
+
+    def _check_split(self) -> None:
+        if self.split is None:
+            return
+        rollout, trainer = self.split
+        if rollout < 1 or trainer < 1:
+            side = "generates" if rollout < 1 else "trains"
+            nearest = f"{max(1, rollout)}:{max(1, self.gpus - max(1, rollout))}"
+            raise UserError(f"split = {rollout}:{trainer}: nothing {side} on 0 GPUs; write --split {nearest}")
+        if rollout + trainer > self.gpus:
+            share = max(1, min(self.gpus - 1, round(self.gpus * rollout / (rollout + trainer))))
+            raise UserError(
+                f"split = {rollout}:{trainer} takes {rollout + trainer} GPUs of {self.gpus}; "
+                f"write --split {share}:{self.gpus - share} or --gpus {rollout + trainer}"
+            )
+
+    def _check_context(self) -> None:
+        context, most = self.context, self.model.context
+        if most and context > most:
+            raise UserError(
+                f"prompt {self.prompt_tokens:,} + response {self.lengths.cap:,}"
+                f"{' + observations' if self.tools else ''} = {context:,} tokens exceed the {most:,} that "
+                f"{self.model.name} has positions for; write --max-tokens {max(1, most - context + self.lengths.cap):,}"
+            )
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """A batch, as the forecast of generation takes it."""
+        return Rollouts(
+            groups=self.groups,
+            group_size=self.group_size,
+            lengths=self.lengths,
+            prompt_tokens=self.prompt_tokens,
+            tools=self.tools,
+        )
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest rollout, with prompt and observations."""
+        return round(self.sequence(self.lengths.cap))
+
+    def sequence(self, tokens: float) -> float:
+        """Tokens of a whole rollout that makes `tokens` of its own."""
+        observed = self.tools.expected_calls(tokens) * self.tools.observation_tokens if self.tools else 0.0
+        return self.prompt_tokens + tokens + observed

@@ -1,0 +1,301 @@
+"""A step under each placement: who waits for whom, how long it takes, and how much of the machine that uses.
+
+    colocated       all GPUs generate, hand over, score and train, publish, hand over
+    disaggregated   strictly on-policy on two sides: the trainer takes finished groups while the tail runs
+    async           both sides at once, tokens at most k versions old
+    elastic         as async (or disaggregated where k = 0), and trainer GPUs generate while they would wait
+
+Utilisation is work over machine: GPU-seconds that the stages need at their assumed efficiency, over all GPUs times the
+step. The ceiling is the same where nothing has a tail and nobody waits but for publishes and hand-overs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gruppetto.errors import UserError
+from gruppetto.ledger.figure import Figure
+from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected
+from gruppetto.ledger.plan import stages
+from gruppetto.ledger.plan.ask import Ask
+from gruppetto.ledger.plan.sides import RolloutSide, Sides, TrainerSide
+from gruppetto.ledger.plan.stages import Stage
+from gruppetto.ledger.transfers.switch import Switch, switch
+from gruppetto.ledger.transfers.sync import Sync, sync
+from gruppetto.ledger.units import show_seconds, show_share
+
+HAND_OVERS = 2
+"""Of lent GPUs in a step: to the engines and back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One placement of a run. Seconds of a step; GPU-seconds over all GPUs."""
+
+    name: str
+    gpus: int
+    rollout: RolloutSide
+    trainer: TrainerSide
+    schedule: Schedule
+    forecast: Forecast
+    generate: Stage
+    sync: Sync
+    switch: Switch | None
+    step_s: Figure
+    ideal_s: Figure
+    """Without a tail, and without waits but for publishes and hand-overs."""
+    staleness: Figure
+    """Expected age of a trained token, in versions."""
+    lent_s: float = 0.0
+    """Seconds of a step in which trainer GPUs generate (elastic)."""
+
+    @property
+    def colocated(self) -> bool:
+        return self.name == "colocated"
+
+    @property
+    def work_gpu_s(self) -> float:
+        """GPU-seconds that all stages need at the assumed efficiency."""
+        return self.generate.gpu_s.value + self.trainer.gpu_s
+
+    @property
+    def utilization(self) -> Figure:
+        """Work over machine."""
+        return self._share(self.step_s.value)
+
+    @property
+    def ceiling(self) -> Figure:
+        """The same at the ideal step."""
+        return self._share(self.ideal_s.value)
+
+    def _share(self, step_s: float) -> Figure:
+        text = f"({self.generate.gpu_s.value:,.0f} + {self.trainer.gpu_s:,.0f}) GPU-s / ({self.gpus} x {step_s:,.1f} s)"
+        return Figure(self.work_gpu_s / (self.gpus * step_s), "", text)
+
+
+class Placements:
+    """Makes placements of one ask; sides are shared between them."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.sides = Sides(ask)
+
+    def place(self, name: str, rollout_gpus: int | None = None) -> Placed:
+        """One placement; what is not colocated on `rollout_gpus` GPUs for rollouts, or the best number of them."""
+        if name == "colocated":
+            return self._colocated()
+        if self.ask.gpus < 2:
+            raise UserError(f"{name} needs two GPUs, one for each side, and there is 1; write --gpus 2 or colocated")
+        if name == "async" and not self.ask.max_staleness:
+            raise UserError("async with max_staleness = 0: nothing may overlap; write --max-staleness 1 or disaggregated")
+        if rollout_gpus is None:
+            rollout_gpus = self.best_split(name)
+        if name == "elastic":
+            return self._elastic(rollout_gpus)
+        return self._apart(name, rollout_gpus)
+
+    # -- the kinds ----------------------------------------------------------------------------------------------------
+
+    def _colocated(self) -> Placed:
+        ask, gpus = self.ask, self.ask.gpus
+        rollout = self.sides.rollout(gpus)
+        stays = sum(rollout.memory.parts[owner].value for owner in ("context", "communication", "graphs"))
+        trainer = self.sides.trainer(gpus, stays)
+        handed = switch(
+            ask.model,
+            trainer.layout,
+            rollout.layout,
+            ask.gpu,
+            sleep=ask.sleep,
+            dtype=ask.serve_dtype,
+            kv_pool=rollout.memory.pool,
+            efficiency=ask.efficiency,
+        )
+        published = self._sync(rollout, trainer, "ipc")
+        timing = self.sides.timing(trainer, published.expected.value, handed.seconds.value)
+        found = expected(ask.rollouts, self.sides.engines(rollout), timing, LAYERED)
+        generate = stages.generate(ask, rollout.prices, rollout.layout)
+        ideal_s = found.ideal_s.value + trainer.seconds + published.expected.value + handed.seconds.value
+        return Placed(
+            name="colocated",
+            gpus=gpus,
+            rollout=rollout,
+            trainer=trainer,
+            schedule=LAYERED,
+            forecast=found,
+            generate=generate,
+            sync=published,
+            switch=handed,
+            step_s=found.step_s,
+            ideal_s=Figure(
+                ideal_s,
+                "s",
+                f"generate {found.ideal_s.value:,.0f} + train and score {trainer.seconds:,.0f} + publish "
+                f"{published.expected.value:,.1f} + hand-over {handed.seconds.value:,.1f} s",
+            ),
+            staleness=Figure(0.0, "versions", "strictly on-policy"),
+        )
+
+    def _apart(self, name: str, rollout_gpus: int) -> Placed:
+        ask = self.ask
+        rollout = self.sides.rollout(rollout_gpus)
+        trainer = self.sides.trainer(ask.gpus - rollout_gpus)
+        schedule = self.schedule(name)
+        published = self._sync(rollout, trainer, "network" if ask.gpus > ask.gpu.gpus_per_node else "node")
+        timing = self.sides.timing(trainer, published.expected.value, 0.0)
+        found = expected(ask.rollouts, self.sides.engines(rollout), timing, schedule)
+        both = max(found.ideal_s.value, trainer.seconds)
+        return Placed(
+            name=name,
+            gpus=ask.gpus,
+            rollout=rollout,
+            trainer=trainer,
+            schedule=schedule,
+            forecast=found,
+            generate=stages.generate(ask, rollout.prices, rollout.layout),
+            sync=published,
+            switch=None,
+            step_s=found.step_s,
+            ideal_s=Figure(
+                both + published.expected.value,
+                "s",
+                f"max(generate {found.ideal_s.value:,.0f}, train and score {trainer.seconds:,.0f}) + publish "
+                f"{published.expected.value:,.1f} s",
+            ),
+            staleness=_staleness(schedule),
+        )
+
+    def _elastic(self, rollout_gpus: int) -> Placed:
+        """Trainer GPUs that would wait generate meanwhile. A, the rollouts' GPU-seconds at the rate of the fixed split,
+        is spread: s R + (s - t - w) T = A, for t seconds of training and w of hand-overs."""
+        base = self._apart("async" if self.ask.max_staleness else "disaggregated", rollout_gpus)
+        handed = switch(
+            self.ask.model,
+            base.trainer.layout,
+            base.rollout.layout,
+            self.ask.gpu,
+            sleep=self.ask.sleep,
+            dtype=self.ask.serve_dtype,
+            efficiency=self.ask.efficiency,
+        )
+        engines, trainers, k = base.rollout.used, base.trainer.used, self.ask.max_staleness
+        area = base.forecast.rollout_s.value * engines
+        busy_s = base.trainer.seconds + handed.seconds.value
+        least = max(busy_s, base.forecast.critical_s.value / (k + 1))
+        shared = max(least, (area + trainers * busy_s) / (engines + trainers)) + base.sync.expected.value
+        if shared >= base.step_s.value:
+            step, lent = base.step_s, 0.0
+            step = Figure(step.value, "s", f"{step.formula}; lending would not pay")
+        else:
+            lent = max(0.0, shared - busy_s - base.sync.expected.value)
+            step = Figure(
+                shared,
+                "s",
+                f"({area:,.0f} GPU-s of rollouts + {trainers} x ({base.trainer.seconds:,.0f} s of training + "
+                f"{handed.seconds.value:,.1f} s of hand-overs)) / {engines + trainers} GPUs + publish "
+                f"{base.sync.expected.value:,.1f} s, at least {least:,.0f} s",
+            )
+        return Placed(
+            name="elastic",
+            gpus=base.gpus,
+            rollout=base.rollout,
+            trainer=base.trainer,
+            schedule=base.schedule,
+            forecast=base.forecast,
+            generate=base.generate,
+            sync=base.sync,
+            switch=handed if lent else None,
+            step_s=step,
+            ideal_s=Figure(min(base.ideal_s.value, step.value), "s", base.ideal_s.formula),
+            staleness=base.staleness,
+            lent_s=lent,
+        )
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def schedule(self, name: str) -> Schedule:
+        """The scheduling of a placement that is not colocated."""
+        if name == "disaggregated":
+            return Schedule(colocated=False, stream=True, count_kv=True, probes=True)
+        return asynchronous(self.ask.max_staleness, self.ask.depth)
+
+    def _sync(self, rollout: RolloutSide, trainer: TrainerSide, route: str) -> Sync:
+        return sync(
+            self.ask.model,
+            trainer.layout,
+            rollout.layout,
+            self.ask.gpu,
+            how=self.ask.sync_how,
+            route=route,  # type: ignore[arg-type]
+            dtype=self.ask.serve_dtype,
+            engines=rollout.count,
+            efficiency=self.ask.efficiency,
+        )
+
+    # -- the split ----------------------------------------------------------------------------------------------------
+
+    def splits(self) -> list[int]:
+        """Numbers of rollout GPUs worth a look: whole nodes where there are three or more, else whole engines."""
+        gpus, node = self.ask.gpus, self.ask.gpu.gpus_per_node
+        unit = node if gpus >= 3 * node else 1
+        return [count for count in range(unit, gpus, unit) if self.fits(count)]
+
+    def fits(self, rollout_gpus: int) -> bool:
+        """Whether both sides have a layout."""
+        try:
+            self.sides.rollout(rollout_gpus)
+            self.sides.trainer(self.ask.gpus - rollout_gpus)
+        except UserError:
+            return False
+        return True
+
+    def best_split(self, name: str) -> int:
+        """The split with the shortest step: bounds rank all, expectations decide between the best of them."""
+        if self.ask.split is not None:
+            return self.ask.split[0]
+        ranked = sorted(self.splits(), key=lambda count: self._bound_s(name, count))
+        if not ranked:
+            self.place_or_say(name)
+        kind = "async" if name == "elastic" and self.ask.max_staleness else name
+        kind = "disaggregated" if kind == "elastic" else kind
+        return min(ranked[:3], key=lambda count: self._apart(kind, count).step_s.value)
+
+    def place_or_say(self, name: str) -> None:
+        """Raises the `UserError` that says why no split fits."""
+        half = max(1, self.ask.gpus // 2)
+        try:
+            self.sides.rollout(self.ask.gpus - 1)
+            self.sides.trainer(self.ask.gpus - 1)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        raise UserError(
+            f"{name}: {self.ask.model.name} fits each side alone but no split of {self.ask.gpus} GPUs into two; write "
+            f"--compare colocated or --gpus {2 * max(half, 1) * 2}"
+        )
+
+    def _bound_s(self, name: str, rollout_gpus: int) -> float:
+        """Without a tail: work of each side, and what the longest rollout leaves of k + 1 steps."""
+        rollout, trainer = self.sides.rollout(rollout_gpus), self.sides.trainer(self.ask.gpus - rollout_gpus)
+        stage = stages.generate(self.ask, rollout.prices, rollout.layout)
+        work_s = stage.gpu_s.value / rollout.used
+        longest = self.ask.lengths.longest(self.ask.groups, self.ask.group_size)
+        alone_s = rollout.prices.alone_s(self.ask.prompt_tokens, round(longest))
+        if name == "disaggregated":
+            return max(work_s, alone_s) + trainer.seconds / 2
+        return max(work_s, trainer.seconds, alone_s / (self.ask.max_staleness + 1))
+
+
+def _staleness(schedule: Schedule) -> Figure:
+    """Groups outstanding are made over `depth` steps, and a token of theirs is trained at the end of them: its age is
+    the mean of those steps, less the one in which it is fresh."""
+    k = schedule.max_staleness
+    if not k:
+        return Figure(0.0, "versions", "strictly on-policy")
+    age = min(float(k), schedule.depth / 2)
+    return Figure(age, "versions", f"min(k = {k}, depth {schedule.depth:g} / 2): a token is half its batch's life old")
+
+
+def waits_first(placed: Placed) -> str:
+    """What of a step is not work, in a few words, the largest first."""
+    lost = 1 - placed.utilization.value
+    return f"{show_share(lost)} of {show_seconds(placed.step_s.value)} a step is not work"
