@@ -100,11 +100,12 @@ class Core:
         """A live request's row; `KeyError` when it is not live."""
         return self._by_rid[rid]
 
-    def progress(self, have: Mapping[str, int]) -> dict[str, tuple[Segment, ...]]:
-        """What rows in slots have made beyond so many tokens; those with nothing more are left out."""
+    def progress(self, have: Mapping[str, int]) -> dict[str, tuple[int, tuple[Segment, ...]]]:
+        """What rows in slots have made beyond `have[rid]` tokens, behind that number; those with nothing more are left
+        out."""
         rows = [row for row in self._slots if row is not None]
         return {
-            rid: row.since(start)
+            rid: (start, row.since(start))
             for row in rows
             if (start := have.get(rid := row.request.rid, -1)) >= 0 and len(row.logprobs) > start
         }

@@ -143,10 +143,10 @@ class EmbeddedEngine(Engine):
     async def commit_update(self, version: int, num_buckets: int) -> None:
         await self._started().ask(lambda serving: serving.commit(version, num_buckets))
 
-    async def progress(self, have: Mapping[str, int]) -> dict[str, tuple[Segment, ...]]:
-        """What live requests have made beyond so many tokens of this call (by rid); only those with more are in it."""
-        asked = dict(have)
-        return await self._started().ask(lambda serving: serving.core.progress(asked))
+    async def progress(self, have: Mapping[str, int]) -> dict[str, tuple[int, tuple[Segment, ...]]]:
+        """What live requests have made in this call beyond `have[rid]` tokens, with that number: by rid, only those
+        with more. `have` is read on the engine's thread, for requests in slots only."""
+        return await self._started().ask(lambda serving: serving.core.progress(have))
 
     async def flush(self) -> bool:
         """Forgets kept KV; False, and nothing is done, while requests are in slots."""

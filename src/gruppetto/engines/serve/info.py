@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gruppetto import __version__
-from gruppetto.clock import monotonic, now, wall
+from gruppetto.clock import now, wall
 from gruppetto.engines.base import GenerateRequest, Sampling
 from gruppetto.engines.serve.hub import Hub, new_rid
 from gruppetto.engines.serve.refusal import Refusal, json_response
@@ -155,7 +155,7 @@ def _core(hub: Hub) -> dict[str, Any]:
     waiting = max(0, len(live) - stats.running)
     seen = stats.prefill_tokens_total + stats.cached_tokens_total
     return {
-        "timestamp": monotonic(),
+        "timestamp": wall(),
         "dp_rank": 0,
         "num_running_reqs": stats.running,
         "num_waiting_reqs": waiting,
