@@ -19,6 +19,7 @@ from gruppetto.ledger.layouts.memory import (
     FP32_GRADIENTS,
     OWNERS,
     TrainWork,
+    activation_bytes,
     divisors,
     held,
     host_bytes,
@@ -104,6 +105,28 @@ def test_experts_are_divided_over_ep_and_dense_parts_over_tp() -> None:
     assert (dense_8, expert_8) == (dense_1, expert_1 / 8)
     assert held(shares, TrainLayout(tp=4), (0, 48))[0] < dense_1 / 3.5
     assert divisors(TrainLayout(tp=2, cp=2, dp=4, ep=8)) == (8, 2)
+
+
+def test_weights_of_repeated_key_heads_are_repeated_too() -> None:
+    shares = shares_of(moe_30b())  # 4 KV heads
+    keys = shares.blocks["keys"].elements
+    assert keys == 48 * 2 * 4 * 128 * 2048
+    assert shares.part(48, 8, "keys") == shares.part(48, 4, "keys") == keys / 4
+
+
+def test_experts_that_do_not_divide_are_rounded_up_on_the_fullest_rank() -> None:
+    shares = shares_of(moe_30b())
+    assert shares.expert(48, 3) == pytest.approx(shares.expert(48, 1) * 43 / 128)
+
+
+def test_an_early_stage_keeps_activations_of_as_many_micro_batches_as_stages_follow() -> None:
+    shares, layout = shares_of(dense()), TrainLayout(pp=4)
+    work = replace(WORK, tokens=1e6)
+    first, last = (activation_bytes(shares, layout, work, stage) for stage in ((0, 8), (3, 8)))
+    again = 2 * layer_width(shares) * 8192
+    assert (first - again, last - again) == (4 * 8 * 2 * 4096 * 8192, 8 * 2 * 4096 * 8192)
+    alone = activation_bytes(shares, layout, replace(WORK, tokens=8192), (0, 8))
+    assert alone == last  # one micro-batch in all
 
 
 def test_a_tied_embedding_is_held_by_the_first_stage_and_by_the_last() -> None:

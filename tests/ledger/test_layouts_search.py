@@ -124,6 +124,25 @@ def test_each_rule_has_its_reason(model: Model, layout: TrainLayout, gpus: int, 
     assert objection[0] == kind
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "gpus", "kind"),
+    [
+        (dense(), ServeLayout(tp=8), 12, "gpus"),
+        (dense(), ServeLayout(tp=16), 16, "node"),
+        (dense(), ServeLayout(tp=3), 3, "heads"),
+        (dense(heads=24, kv_heads=6, hidden=3072, inner=8192), ServeLayout(tp=8), 8, "kv heads"),
+        (dense(inner=14338), ServeLayout(tp=4), 4, "width"),
+        (dense(), ServeLayout(tp=2, ep=2), 2, "experts"),
+        (moe_30b(), ServeLayout(tp=4, ep=8), 8, "ep ranks"),
+        (moe_30b(), ServeLayout(tp=8, dp=64), 512, "expert width"),
+    ],
+)
+def test_each_rule_of_engines_has_its_reason(model: Model, layout: ServeLayout, gpus: int, kind: str) -> None:
+    objection = serve_objection(shares_of(model), layout, gpus, 8)
+    assert objection is not None
+    assert objection[0] == kind
+
+
 def test_key_heads_are_repeated_when_served_but_not_when_trained() -> None:
     shares = shares_of(moe_30b())  # 4 KV heads
     assert train_objection(shares, TrainLayout(tp=8), 8, 8) is not None
