@@ -127,6 +127,14 @@ def test_colocated_engines_get_what_their_rank_lacks():
     assert naive.received.value == pytest.approx(whole * 7 / 8)
 
 
+def test_attention_replicas_repeat_dense_weights_and_share_experts():
+    plain = sync(DEEPSEEK_V3, T(dp=8), S(tp=8), H100)
+    spread = sync(DEEPSEEK_V3, T(dp=8), S(tp=1, dp=8, ep=8), H100)
+    experts = 2.0 * DEEPSEEK_V3.expert_params
+    assert spread.needed.value == pytest.approx(experts / 8 + spread.total.value - experts)
+    assert plain.needed.value < spread.needed.value
+
+
 def test_one_link_between_two_sites_bounds_all():
     near = sync(QWEN25_32B, T(dp=8), S(tp=4), H100)
     far = sync(QWEN25_32B, T(dp=8), S(tp=4), H100, shared_link=1.25e9)
