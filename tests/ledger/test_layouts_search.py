@@ -66,6 +66,11 @@ def test_what_cannot_be_trained_says_how_many_gpus_can() -> None:
     assert train_layouts(mla_671b(), H100, more, WORK).candidates
 
 
+def test_a_number_of_gpus_that_nothing_divides_is_answered_with_whole_nodes() -> None:
+    with pytest.raises(UserError, match=r"671B cannot be trained on 997 x H100.*use 992 GPUs or use 1024 GPUs"):
+        _ = train_layouts(mla_671b(), H100, 997, WORK).best
+
+
 def test_an_8b_engine_is_one_h100() -> None:
     best = serve_layouts(dense(), H100, 64, SERVE).best
     assert best.layout == ServeLayout()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, more_gpus, refusal, search, too_large
+from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.rules import FP8_BLOCK, degrees, serve_objection
 from gruppetto.ledger.layouts.serving import SERVE_OVERHEADS, ServeOverheads, kv_share, serve_bytes, served
@@ -92,8 +92,7 @@ class Engine:
             narrow = replace(self, weights=served(self.model, "fp8"), dtype="fp8")
             if narrow.search(gpus).candidates:
                 ways.append("serve it in fp8")
-        if more := more_gpus(gpus, lambda count: bool(self.search(count).candidates)):
-            ways.append(f"use {more} GPUs")
+        ways += other_gpus(gpus, self.links.gpus_per_node, lambda count: bool(self.search(count).candidates))
         return refusal(f"{self.model.name} in {self.dtype} cannot be served on {gpus} x {self.gpu.name}", found, ways)
 
     def _tries(self, gpus: int) -> Iterator[ServeLayout]:

@@ -102,11 +102,14 @@ def too_large(parts: dict[str, float], capacity: float) -> Objection | None:
     return "memory", f"{lacking} too much for {show_size(capacity)}; largest: {owner} {show_size(parts[owner])}"
 
 
-def more_gpus(gpus: int, works: Callable[[int], bool]) -> int:
-    """The least power of two, or three times one, above `gpus` that works; 0 where none does."""
+def other_gpus(gpus: int, node: int, works: Callable[[int], bool]) -> list[str]:
+    """Numbers of GPUs that work instead of `gpus`: whole nodes below it, a power of two (or three times one) above."""
+    below = gpus - gpus % node
+    less = below if 0 < below < gpus and works(below) else 0
     powers = [1 << power for power in range(MOST_GPUS.bit_length())]
     counts = sorted({*powers, *(3 * power for power in powers)})
-    return next((count for count in counts if gpus < count <= MOST_GPUS and works(count)), 0)
+    more = next((count for count in counts if gpus < count <= MOST_GPUS and works(count)), 0)
+    return [f"use {count} GPUs" for count in (less, more) if count]
 
 
 def refusal(what: str, found: Search[Layout], ways: list[str]) -> str:

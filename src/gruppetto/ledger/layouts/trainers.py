@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, more_gpus, refusal, search, too_large
+from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
 from gruppetto.ledger.layouts.layout import TrainLayout
 from gruppetto.ledger.layouts.memory import OVERHEADS, Overheads, TrainWork, host_bytes, train_bytes
 from gruppetto.ledger.layouts.rules import Objection, degrees, train_objection
@@ -20,6 +20,8 @@ EQUAL = 0.01
 """Layouts whose seconds beside computing differ by less than this share of the computing count as equal."""
 HOST_USABLE = 0.8
 """Share of a node's memory that offloaded state may take; the rest is for data, engines and the system; assumed."""
+MOST_TP = 32
+"""Above it all-reduces cost more than any memory saved, in a node of 72 GPUs too."""
 Answer = Candidate[TrainLayout] | Rejection[TrainLayout]
 
 
@@ -65,8 +67,8 @@ class Trainer:
         ways = []
         if not offload and self.search(gpus, True).candidates:
             ways.append("offload the optimizer state to host memory")
-        if more := more_gpus(gpus, lambda count: bool(self._at_least(count).search(count, offload).candidates)):
-            ways.append(f"use {more} GPUs")
+        node = self.links.gpus_per_node
+        ways += other_gpus(gpus, node, lambda count: bool(self._at_least(count).search(count, offload).candidates))
         return refusal(f"{self.shares.name} cannot be trained on {gpus} x {self.gpu.name}", found, ways)
 
     def _at_least(self, sequences: int) -> Trainer:
@@ -84,9 +86,9 @@ class Trainer:
         return "host memory", f"{show_size(away)} of optimizer state do not fit {HOST_USABLE:.0%} of a node's {memory}"
 
     def _tries(self, gpus: int, offload: bool) -> Iterator[TrainLayout]:
-        """TP to twice a node, PP to the first size beyond the layers, CP while a rank keeps 1,024 tokens."""
+        """TP to twice a node (at most 32), PP to sizes beyond the layers, CP while a rank keeps 1,024 tokens."""
         shares = self.shares
-        tps = degrees(gpus, min(gpus, 2 * self.links.gpus_per_node, shares.heads))
+        tps = degrees(gpus, min(gpus, 2 * self.links.gpus_per_node, shares.heads, MOST_TP))
         pps = [size for size in degrees(gpus, min(gpus, 2 * shares.layers)) if size <= 64 or size > shares.layers]
         cps = [size for size in degrees(gpus, min(gpus, 32, max(1, self.work.micro_batch // 1024))) if _power(size)]
         eps = degrees(gpus, min(gpus, shares.experts)) if shares.experts else (1,)
@@ -97,7 +99,7 @@ class Trainer:
                     if tp * pp * cp > gpus:
                         break
                     dp = gpus // (tp * pp * cp)
-                    for ep in eps:
+                    for ep in eps if gpus % (tp * pp * cp) == 0 else (1,):
                         yield TrainLayout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, shard="optimizer", offload=offload)
                         if pp == 1:
                             yield TrainLayout(tp=tp, cp=cp, ep=ep, dp=dp, shard="full", offload=offload)
