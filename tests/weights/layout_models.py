@@ -1,4 +1,4 @@
-"""Small models as their tensors: dense, grouped, mixture of experts and latent attention; values that say their place."""
+"""Small models as their tensors: dense, grouped, mixture of experts, latent attention."""
 
 from __future__ import annotations
 
