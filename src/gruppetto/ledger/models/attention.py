@@ -30,7 +30,7 @@ def heads_of(keys: Keys, family: Family, kind: str = "full") -> Heads:
     """The heads of a layer of `kind`. Raises `UserError` where they do not divide."""
     overrides = keys.section("per_layer_config")
     if overrides and kind != "sliding":  # how transformers 5 writes the full layers' own sizes
-        first = next(iter(overrides.values()))
+        first = Keys(overrides, {}, f"{keys.name}: per_layer_config").section(next(iter(overrides))) or {}
         keys = Keys({**keys.config, **first}, keys.defaults, keys.name)
     query = keys.whole("num_attention_heads", "n_head", "n_heads")
     if kind == "sliding":

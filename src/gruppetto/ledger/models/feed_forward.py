@@ -6,6 +6,7 @@ Source: the modelling code of Hugging Face transformers 5.
 
 from __future__ import annotations
 
+from gruppetto.errors import UserError
 from gruppetto.ledger.models.families import UNKNOWN, Family
 from gruppetto.ledger.models.keys import Keys
 from gruppetto.ledger.models.layers import Layer, experts_of
@@ -15,14 +16,21 @@ from gruppetto.ledger.models.parts import Parts
 
 def top_k_of(keys: Keys) -> int:
     """Routed experts that one token computes with; 0 where there are none."""
-    if not experts_of(keys):
+    experts = experts_of(keys)
+    if not experts:
         return 0
     value = keys.raw("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
     if isinstance(value, list) and value:
         value = max(value)
     if value is None:
-        return keys.whole("num_experts_per_tok", "experts_per_token", "num_selected_experts")
-    return keys.checked("num_experts_per_tok", value)
+        value = keys.whole("num_experts_per_tok", "experts_per_token", "num_selected_experts")
+    chosen = keys.checked("num_experts_per_tok", value)
+    if chosen > experts:
+        raise UserError(
+            f"{keys.name}: num_experts_per_tok = {chosen} of {experts} experts; a token cannot meet more than there are, "
+            f"write {experts} or fewer"
+        )
+    return chosen
 
 
 def feed_forward(parts: Parts, keys: Keys, family: Family, layer: Layer, count: int) -> None:

@@ -110,7 +110,8 @@ def _listed(keys: Keys, layers: int) -> list[str] | None:
             kinds = [KINDS[kind] for kind in listed]
             return [kind if kind != "sliding" or window else "full" for kind in kinds]
     if (ratios := keys.per_layer("compress_ratios", layers)) is not None:
-        return ["sliding" if ratio == 0 else "sparse" if ratio <= 8 else "compressed" for ratio in ratios]
+        sizes = [keys.checked("compress_ratios", ratio, 0) for ratio in ratios]
+        return ["sliding" if size == 0 else "sparse" if size <= 8 else "compressed" for size in sizes]
     if (pattern := keys.per_layer("hybrid_layer_pattern", layers)) is not None:
         return ["sliding" if entry else "full" for entry in pattern]
     if (types := keys.per_layer("attn_type_list", layers)) is not None:
@@ -122,7 +123,8 @@ def _stated(keys: Keys, layers: int) -> list[str] | None:
     """Layouts of attention among state layers, by period or by numbers of layers."""
     linear = keys.section("linear_attn_config")
     if linear is not None:
-        full = {int(number) - 1 for number in linear.get("full_attn_layers", ())}  # numbered from 1
+        inner = Keys(linear, {}, f"{keys.name}: linear_attn_config")
+        full = {inner.checked("full_attn_layers", number) - 1 for number in inner.several("full_attn_layers") or ()}
         return ["full" if index in full else "state" for index in range(layers)]
     if keys.has("attn_layer_period"):
         period, offset = keys.whole("attn_layer_period"), keys.whole("attn_layer_offset", least=0, default=0)

@@ -7,7 +7,7 @@ AWQ as Hugging Face transformers reads them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -37,16 +37,19 @@ def stored_as(parts: Parts, keys: Keys) -> tuple[str, tuple[int, int] | None]:
     return low, None
 
 
-def _type(config: Any) -> str | None:
+def _type(config: Mapping[str, Any]) -> str | None:
     method = str(config.get("quant_method") or config.get("quant_algo") or "").lower()
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
     if method in ("mxfp4", "nvfp4"):
         return "mxfp4"
-    bits = config.get("bits") or config.get("w_bit")
+    bits: Any = config.get("bits") or config.get("w_bit")
     if method in ("gptq", "awq", "auto-round", "compressed-tensors", "bitsandbytes", "modelopt"):
-        for group in (config.get("config_groups") or {}).values():
-            weights = group.get("weights") or {}
+        groups = config.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping):
+                continue
             bits = weights.get("num_bits") or bits
             if weights.get("type") == "float" and bits == 4:
                 return "mxfp4"
@@ -54,7 +57,7 @@ def _type(config: Any) -> str | None:
             bits = 4
         if method == "modelopt" and bits is None:
             return {"fp8": "fp8", "nvfp4": "mxfp4"}.get(str(config.get("quant_algo") or "").lower())
-        return {4: "int4", 8: "fp8"}.get(int(bits)) if bits else None
+        return {4: "int4", 8: "fp8"}.get(bits) if isinstance(bits, int) else None  # 8 bits take a byte in any form
     return None
 
 
@@ -63,7 +66,8 @@ def mark(tensors: Iterable[Tensor], keys: Keys, stored: str) -> tuple[Tensor, ..
     config = keys.section("quantization_config")
     if not config or stored not in ("fp8", "mxfp4", "int4"):
         return tuple(tensors)
-    left: list[str] = [str(name) for key in _LEFT_OUT for name in config.get(key) or ()]
+    listed = [config.get(key) for key in _LEFT_OUT]
+    left = [str(name) for names in listed if isinstance(names, list) for name in names]
     only = "expert" if config.get("quant_method") == "mxfp4" else ""  # gpt-oss converts its experts alone
     return tuple(
         replace(tensor, quantized=tensor.matrix and (not only or tensor.kind == only) and not _left(tensor.name, left))
