@@ -1,5 +1,7 @@
 """The price list of an engine that serves a counted model, against published rates."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,15 +110,21 @@ def test_latent_kv_is_whole_on_each_rank_and_divided_by_attention_replicas():
 
 def test_windows_and_states_are_a_rows_own_price():
     full = dense()
-    sliding = dense()
     mixers = (
         Mixer("full", 16, kv_elements=2048, kv_heads=8),
         Mixer("sliding", 16, kv_elements=2048, window=1024, kv_heads=8),
     )
-    sliding = type(full)(**{name: getattr(full, name) for name in full.__slots__} | {"mixers": mixers})
+    sliding = replace(full, mixers=mixers)
     half, whole = engine_model(sliding, GPUS["H100"], slots=64), engine_model(full, GPUS["H100"], slots=64)
     assert half.kv_token_s == pytest.approx(whole.kv_token_s / 2)
     assert half.row_s == pytest.approx(whole.row_s + 16 * 2048 * 1024 * 2 / (3.35e12 * 0.75))
+    states = (
+        Mixer("full", 16, kv_elements=2048, kv_heads=8),
+        Mixer("state", 16, state_elements=100_000, step_flops=1e6),
+    )
+    hybrid = engine_model(replace(full, mixers=states), GPUS["H100"], slots=64)
+    assert hybrid.row_s == pytest.approx(whole.row_s + 2 * 16 * 100_000 * 4 / (3.35e12 * 0.75))  # read and written
+    assert hybrid.compute_row_s == pytest.approx(whole.compute_row_s + 16e6 / (989e12 * 0.6))
     crowded = engine_model(sliding, GPUS["H100"], slots=1_000_000)
     assert 1 <= crowded.slots < 1_000_000
     assert crowded.kv_capacity > 0

@@ -104,17 +104,17 @@ def test_parts_sum_and_nothing_beats_the_bound(model, how, route, tp, dp, dtype,
 def test_671b_to_fp8_engines_elsewhere():
     """Trained TP4 PP2 EP8, served TP8 EP4 in FP8 on other nodes: the mapping, and what quantising saves."""
     train, serve = T(tp=4, pp=2, ep=8, dp=16), S(tp=8, ep=4)
-    account = sync(DEEPSEEK_V3, train, serve, GPUS["H800"], dtype="fp8", engines=4)
+    account = sync(DEEPSEEK_V3, train, serve, GPUS["H200"], dtype="fp8", engines=4)
     assert [step.name for step in account.steps] == [
         "unshard", "join tp", "join ep", "stages", "names", "quantise", "split", "load",
     ]  # fmt: skip
     assert account.total.value == pytest.approx(model_bytes(DEEPSEEK_V3, "fp8"))
     assert account.needed.value > account.total.value / 8
-    late = sync(DEEPSEEK_V3, train, serve, GPUS["H800"], dtype="fp8", engines=4, quantize="after")
+    late = sync(DEEPSEEK_V3, train, serve, GPUS["H200"], dtype="fp8", engines=4, quantize="after")
     assert late.total.value == pytest.approx(2 * account.total.value, rel=0.01)
     assert late.expected.value > account.expected.value
-    whole = sync(DEEPSEEK_V3, train, serve, GPUS["H800"], dtype="fp8", engines=4, how="broadcast")
-    assert account.bound.value < sync(DEEPSEEK_V3, train, serve, GPUS["H800"], how="gather").bound.value
+    whole = sync(DEEPSEEK_V3, train, serve, GPUS["H200"], dtype="fp8", engines=4, how="broadcast")
+    assert account.bound.value < sync(DEEPSEEK_V3, train, serve, GPUS["H200"], how="gather").bound.value
     assert whole.steps[1].moved.value > 0 == account.steps[1].moved.value
 
 

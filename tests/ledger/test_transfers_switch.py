@@ -55,6 +55,12 @@ def test_levels_differ_in_what_moves():
     assert again.to_generation.value == pytest.approx(two.to_generation.value + 35 * 0.3)
 
 
+def test_a_switch_may_cost_more_than_what_moves():
+    bare = switch(QWEN25_32B, T(dp=8), S(tp=4), H100)
+    verl = switch(QWEN25_32B, T(dp=8), S(tp=4), H100, efficiency=SETS["verl"])
+    assert verl.seconds.value == pytest.approx(bare.seconds.value + 10)
+
+
 def test_tags_release_what_they_name():
     kv = switch(QWEN25_32B, T(dp=8), S(tp=4), H100, sleep="release", tags=("kv_cache",))
     every = switch(QWEN25_32B, T(dp=8), S(tp=4), H100, sleep="release")

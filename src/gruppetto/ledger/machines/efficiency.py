@@ -60,9 +60,9 @@ class Efficiency:
     host_link: float = 0.40
     """Of PCIe: copies between GPU and (mostly pageable, shared) host memory."""
     disk_read: float = 4e9
-    """Bytes/s of one node from a file system, page cache in part."""
+    """Bytes/s of one node from a file system or object store, page cache in part."""
     disk_write: float = 2e9
-    """Bytes/s of one node to a file system."""
+    """Bytes/s of one node to a file system or object store."""
 
     # weight sync
     sync_s: float = 0.25
@@ -89,6 +89,8 @@ class Efficiency:
     # memory hand-over
     remap_s: float = 0.165
     """To unmap or map an engine's pages (KV pool or weights), one call."""
+    switch_s: float = 0.0
+    """Of a hand-over in one direction, beyond what moves: barriers, allocators, process start."""
     graph_s: float = 0.3
     """To capture one CUDA graph of a decode batch size."""
     graphs: int = 35
@@ -139,7 +141,7 @@ _RATES = (
     "host_optimizer", "disk_read", "disk_write", "gather", "gather_experts", "quantize", "load_quantized", "scan",
     "delta", "offloaded",
 )  # fmt: skip
-_SECONDS = ("step_s", "all_reduce_s", "row_s", "micro_batch_s", "sync_s", "tensor_s", "remap_s", "graph_s")
+_SECONDS = ("step_s", "all_reduce_s", "row_s", "micro_batch_s", "sync_s", "tensor_s", "remap_s", "switch_s", "graph_s")
 
 _TRT = "a fit of ours to TensorRT-LLM docs, perf-overview.md, Llama-3.1-8B FP8 on H100 and H200"
 _ROUND = _TRT + ", rounded"
@@ -176,6 +178,7 @@ SOURCES = {
     "delta": "a fit of ours to verl docs, advance/delta_weight_sync.md",
     "offloaded": "PCIe 5.0 at the host_link share",
     "remap_s": _SLEEP,
+    "switch_s": "0 = nothing but what moves",
     "graph_s": "vLLM start-up logs: 67 batch sizes in about 20 s",
     "graphs": "vLLM default: batch sizes 1, 2, 4 and every 8 up to 256",
     "graph_bytes": "vLLM start-up logs: 0.5 to 3 GiB",
@@ -204,11 +207,13 @@ SETS = {
         ),
         _set(
             "nemo-rl",
-            "a fit of ours to NeMo-RL docs, design-docs/nccl-reshard-refit.md (experimental NCCL reshard)",
+            "a fit of ours to NeMo-RL docs, design-docs/nccl-reshard-refit.md and about/performance-summary.md (H100)",
             network=0.6,
             sync_s=0.25,
             misc_broadcast=True,
             load_quantized=5.7e9,
+            engine=0.65,
+            train_experts=0.15,
         ),
         _set(
             "nemo-rl-checkpoint-engine",
@@ -261,8 +266,10 @@ SETS = {
         ),
         _set(
             "verl",
-            "verl docs perf/dpsk.md (DeepSeek-V3 on 96 H20); engines as Seer measured them (arXiv:2511.14617)",
+            "verl docs perf/dpsk.md (DeepSeek-V3 on 96 H20: MFU) and fully_async_policy/dynamic_schedule/README.md (a "
+            "switch is estimated at 10 s, there and back)",
             train_experts=0.19,
+            switch_s=5.0,
         ),
     )
 }

@@ -94,6 +94,8 @@ def switch(
         *_engine(sleep, tags, weights, pool, gpu, reload, recapture, efficiency),
         *_trainer(model, train, gpu, offload, grad_bytes, efficiency),
     ]
+    if efficiency.switch_s and found:
+        found += [_fixed("to training", efficiency), _fixed("to generation", efficiency)]
     away = [h for h in found if h.when == "to training"]
     back = [h for h in found if h.when == "to generation"]
     host = _host_bytes(found, gpu)
@@ -106,6 +108,13 @@ def switch(
         trainer_residue=_trainer_residue(model, train, offload, grad_bytes, destroy_groups, efficiency),
         host_memory=Figure(host, "bytes", f"{gpu.gpus_per_node} GPUs x {show_size(host / gpu.gpus_per_node)}"),
     )
+
+
+def _fixed(when: Literal["to training", "to generation"], efficiency: Efficiency) -> HandOver:
+    """What a hand-over costs beside what moves."""
+    nothing = Figure(0.0, "bytes", "nothing moves")
+    seconds = Figure(efficiency.switch_s, "s", "barriers, allocators", efficiency.source("switch_s"))
+    return HandOver(what="processes", when=when, bytes=nothing, route="freed", seconds=seconds)
 
 
 def wake(
