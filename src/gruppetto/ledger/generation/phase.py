@@ -7,8 +7,8 @@ from gruppetto.ledger.generation.timeline import CHUNK, Row, Timeline, live_thro
 
 PROBE_ICC = 0.2
 """Probes are worth their delay where siblings are at least so alike; below, rollouts run in the order of launch."""
-MOST_ROWS = 2048
-"""Typical rows of one timeline; a larger share of a batch is this many and the rest at their pace."""
+PESSIMISTIC = 0.97
+"""Quantile of the length that a rollout is taken to have, given its siblings."""
 
 
 def typical_rows(rollouts: Rollouts, count: int) -> list[Row]:
@@ -44,11 +44,14 @@ def orders(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> bool:
 
 def batch_timeline(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> Timeline:
     """One engine's share of a batch, from nothing to the last typical rollout."""
-    rows = typical_rows(rollouts, share_of(rollouts, engines))
+    rows, any_most = typical_rows(rollouts, share_of(rollouts, engines)), 0.0
     if orders(rollouts, engines, schedule):
+        lengths, any_most = rollouts.lengths, rollouts.lengths.quantile(PESSIMISTIC)
+        for row in rows:
+            row.likely = lengths.at(row.rank, 1 / rollouts.group_size, 1.0), lengths.at(row.rank, PESSIMISTIC, 1.0)
         first = _known_to_none(rollouts, engines, len(rows))
         rows = rows[:first] + sorted(rows[first:], key=lambda row: -row.rank)
-    return live_through(engines.model, rows, by_kv=schedule.count_kv, max_left=rollouts.lengths.cap)
+    return live_through(engines.model, rows, by_kv=schedule.count_kv, max_left=rollouts.lengths.cap, any_most=any_most)
 
 
 def _known_to_none(rollouts: Rollouts, engines: Engines, share: int) -> int:
