@@ -63,6 +63,18 @@ def test_verl_checkpoint_engine():
     _within(account.expected.value, 7, 7, 0.15)
 
 
+@pytest.mark.parametrize(
+    ("model", "train", "engines", "seconds"),
+    [(QWEN3_30B, T(dp=16, ep=8), 2, 4.38), (QWEN3_235B, T(dp=64, ep=8), 8, 23.70)],
+)
+def test_verl_fully_async_with_its_checkpoint_engine(model, train, engines, seconds):
+    """verl docs, advance/fully_async.md, H20, as many engine GPUs as trainer GPUs. (Its 0.02 s for 7B is no transfer.)"""
+    account = sync(
+        model, train, S(tp=8), GPUS["H20"], engines=engines, how="broadcast", efficiency=SETS["verl-fully-async"]
+    )
+    _within(account.expected.value, seconds, seconds)
+
+
 VERL_DELTA = [
     (QWEN25_7B, T(dp=8), S(tp=1), 8, True, 0.02, (5.5, 6.0), (3.9, 4.9)),
     (QWEN25_32B, T(dp=16), S(tp=2), 8, True, 0.02, (17.7, 18.1), (11.2, 11.9)),

@@ -6,7 +6,6 @@ known one; a file with a missing or absurd figure is refused with what would do.
 
 from __future__ import annotations
 
-import json
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -173,6 +172,7 @@ def _by_key(key: str) -> GPU | None:
 
 def _table(path: Path) -> dict[str, Any]:
     """What the file says. A file may hold the figures at its top or in a table [gpu]."""
+    import json
     import tomllib
 
     try:
