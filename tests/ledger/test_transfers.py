@@ -68,7 +68,7 @@ def test_verl_checkpoint_engine():
     [(QWEN3_30B, T(dp=16, ep=8), 2, 4.38), (QWEN3_235B, T(dp=64, ep=8), 8, 23.70)],
 )
 def test_verl_fully_async_with_its_checkpoint_engine(model, train, engines, seconds):
-    """verl docs, advance/fully_async.md, H20, as many engine GPUs as trainer GPUs. (Its 0.02 s for 7B is no transfer.)"""
+    """verl docs, advance/fully_async.md, H20, engine GPUs = trainer GPUs. (Its 0.02 s for 7B is no transfer.)"""
     account = sync(
         model, train, S(tp=8), GPUS["H20"], engines=engines, how="broadcast", efficiency=SETS["verl-fully-async"]
     )
@@ -147,6 +147,17 @@ def test_attention_replicas_repeat_dense_weights_and_share_experts():
     assert plain.needed.value < spread.needed.value
 
 
+def test_what_a_trainer_rank_holds_already_need_not_come():
+    """Megatron's TP4 EP8 without sharding over data parallelism: dense parts over tp, experts over ep."""
+    held = sync(QWEN3_30B, T(tp=4, dp=2, ep=8, shard="optimizer"), S(tp=8), H100, route="ipc")
+    experts = 2.0 * QWEN3_30B.expert_params
+    assert held.needed.value - held.received.value == pytest.approx(
+        min(held.needed.value, (held.total.value - experts) / 4 + experts / 8), rel=1e-6
+    )
+    context = sync(QWEN25_32B, T(tp=4, cp=2, shard="none"), S(tp=2), H100, route="ipc")
+    assert context.received.value == pytest.approx(context.needed.value - context.total.value / 4)
+
+
 def test_one_link_between_two_sites_bounds_all():
     near = sync(QWEN25_32B, T(dp=8), S(tp=4), H100)
     far = sync(QWEN25_32B, T(dp=8), S(tp=4), H100, shared_link=1.25e9)
@@ -161,6 +172,7 @@ def test_one_link_between_two_sites_bounds_all():
         ({"engines": 0}, "engines = 0"),
         ({"serve": S(tp=4, ep=4)}, "has no experts"),
         ({"route": "pigeon"}, "route = 'pigeon'"),
+        ({"how": "carry"}, "how = 'carry'"),
         ({"bucket_bytes": 0}, "bucket size = 0"),
         ({"dtype": "fp7"}, "dtype = 'fp7'"),
     ],

@@ -55,6 +55,13 @@ def test_levels_differ_in_what_moves():
     assert again.to_generation.value == pytest.approx(two.to_generation.value + 35 * 0.3)
 
 
+def test_experts_lie_over_ep_where_nothing_is_sharded_over_data_parallelism():
+    held = trainer_bytes(QWEN3_235B, T(tp=4, pp=2, dp=4, ep=8, shard="optimizer"))
+    experts = QWEN3_235B.expert_params
+    assert held["params"] == pytest.approx(2 * ((QWEN3_235B.params - experts) / 8 + experts / 16))
+    assert held["optimizer"] == pytest.approx(12 * QWEN3_235B.params / 32)
+
+
 def test_a_switch_may_cost_more_than_what_moves():
     bare = switch(QWEN25_32B, T(dp=8), S(tp=4), H100)
     verl = switch(QWEN25_32B, T(dp=8), S(tp=4), H100, efficiency=SETS["verl"])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.layouts.layout import ServeLayout
+from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.shares import WHOLE_NAMES
 from gruppetto.ledger.machines.storage import FLOATS, real_type, tensors_bytes
 from gruppetto.ledger.models.model import Model, Tensor
@@ -72,6 +72,17 @@ def share_on_rank(tensor: Tensor, model: Model, serve: ServeLayout) -> float:
     if tensor.kind == "attention" and keys and model.kv_heads:
         return 1.0 / min(serve.tp, model.kv_heads)
     return 1.0 / serve.tp
+
+
+def share_on_trainer(train: TrainLayout, *, expert: bool) -> float:
+    """Share of the 16-bit weights that one trainer rank holds.
+
+    Fully sharded: one of all ranks. Otherwise whole over the data-parallel ranks: dense parts over tp x pp, whole
+    experts over ep x pp.
+    """
+    if train.shard == "full":
+        return 1.0 / train.gpus
+    return 1.0 / (train.pp * (train.ep if expert and train.ep > 1 else train.tp))
 
 
 def _partners(tensor: Tensor, chosen: list[Tensor], index: int, done: set[int]) -> Iterable[Tensor]:

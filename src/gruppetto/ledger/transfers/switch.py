@@ -23,6 +23,7 @@ from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
 from gruppetto.ledger.machines.engines import gpu_weight_bytes
 from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.models.model import Model
+from gruppetto.ledger.transfers.pieces import share_on_trainer
 from gruppetto.ledger.units import show_seconds, show_size
 
 Sleep = Literal["keep", "level1", "level2", "release"]
@@ -194,14 +195,14 @@ def _weights(
 
 def trainer_bytes(model: Model, train: TrainLayout, grad_bytes: float = 2.0) -> dict[Owner, float]:
     """Bytes of one trainer rank by owner, spread evenly: 16-bit parameters, gradients, 12 bytes of optimizer."""
-    params = float(sum(t.elements for t in model.tensors if t.kind not in ("mtp", "buffer")))
-    model_ranks = train.tp * train.pp
-    whole = model_ranks if train.shard != "full" else train.gpus
-    states = model_ranks if train.shard == "none" else train.gpus
+    params, experts = float(model.params), float(model.expert_params)
+    dense_share, expert_share = (share_on_trainer(train, expert=expert) for expert in (False, True))
+    held = (params - experts) * dense_share + experts * expert_share
+    states = held if train.shard == "none" else params / train.gpus
     return {
-        "params": 2.0 * params / whole,
-        "grads": grad_bytes * params / whole,
-        "optimizer": 0.0 if train.offload else OPTIMIZER_BYTES * params / states,
+        "params": 2.0 * held,
+        "grads": grad_bytes * held,
+        "optimizer": 0.0 if train.offload else OPTIMIZER_BYTES * states,
     }
 
 

@@ -15,7 +15,7 @@ never above what the parts that move bytes take. Published runs overlap the part
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -26,7 +26,7 @@ from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.machines.storage import FLOATS, model_bytes, real_type
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.transfers.mapping import Step, mapping_steps
-from gruppetto.ledger.transfers.pieces import Piece, buckets, pieces
+from gruppetto.ledger.transfers.pieces import Piece, buckets, pieces, share_on_trainer
 from gruppetto.ledger.units import show_seconds, show_size
 
 How = Literal["reshard", "broadcast", "gather"]
@@ -108,7 +108,7 @@ def sync(
     of it crosses once (two sites). `params_in_host`: the trainer's parameters lie in host memory. Raises `UserError`
     for layouts that cannot be.
     """
-    _check(model, serve, engines, route)
+    _check(model, serve, engines, route, how)
     wire = dtype if quantize == "before" else "bf16"
     sent = pieces(model, wire, serve, mtp=mtp)
     size = _sizes(model, train, serve, sent, how, route, efficiency)
@@ -143,15 +143,16 @@ def sync(
     )
 
 
-def _check(model: Model, serve: ServeLayout, engines: int, route: str) -> None:
+def _check(model: Model, serve: ServeLayout, engines: int, route: str, how: str) -> None:
     if engines < 1:
         raise UserError(f"engines = {engines}: a sync needs an engine to go to; write engines = 1 or more")
     if serve.ep > 1 and not model.experts:
         raise UserError(f"ep = {serve.ep}: {model.name} has no experts; write ep = 1")
     if serve.gpus % serve.ep:
         raise UserError(f"ep = {serve.ep} does not divide the engine's {serve.gpus} GPUs; use a divisor of them")
-    if route not in ("ipc", "node", "network", "disk"):
-        raise UserError(f"route = {route!r}: not a route; write ipc, node, network or disk")
+    for name, value, known in (("route", route, get_args(Route)), ("how", how, get_args(How))):
+        if value not in known:
+            raise UserError(f"{name} = {value!r}: not known; write {', '.join(known)}")
 
 
 def _sizes(
@@ -166,10 +167,11 @@ def _sizes(
         received = needed
         if efficiency.misc_broadcast:
             received = sum(p.total * (p.on_rank if p.kind in _BULK else 1.0) for p in sent)
-    own_share = 1 / (train.tp * train.pp * train.cp * (train.dp if train.shard == "full" else 1))
+    dense_share, expert_share = (share_on_trainer(train, expert=expert) for expert in (False, True))
     if route == "ipc":
-        received = max(0.0, received - total * own_share)
-    own = model_bytes(model, "bf16") * own_share
+        received = max(0.0, received - (total - experts) * dense_share - experts * expert_share)
+    routed = 2.0 * model.expert_params
+    own = (model_bytes(model, "bf16") - routed) * dense_share + routed * expert_share
     gathered = 0.0 if how == "reshard" else total * (train.gpus - 1) / train.gpus
     return _Bytes(
         total=total,
