@@ -83,7 +83,7 @@ def test_mtp_layers_are_counted_apart():
 
 
 def test_stored_bytes_are_those_of_the_published_files():
-    """gpt-oss-20b and 120b: 12.8 and 60.8 GiB (OpenAI's model card, table 1); Qwen3-32B-FP8: embedding and head in 16."""
+    """gpt-oss-20b and 120b: 12.8 and 60.8 GiB (OpenAI's model card, table 1); Qwen3-32B-FP8: its ends in 16 bits."""
     assert _model("openai--gpt-oss-20b").weight_bytes("stored") / 2**30 == pytest.approx(12.8, rel=0.01)
     assert _model("openai--gpt-oss-120b").weight_bytes("stored") / 2**30 == pytest.approx(60.8, rel=0.01)
     qwen = _model("Qwen--Qwen3-32B-FP8")

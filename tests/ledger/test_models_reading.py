@@ -233,9 +233,8 @@ KEYS = sorted({key for config in CONFIGS for key in config} | {
 def test_a_broken_config_is_counted_or_refused_and_nothing_else(config, broken):
     try:
         model = read_config({**config, **broken}, "broken")
-    except UserError as error:
-        assert "\n" not in str(error)
-    else:
-        assert model.params > 0
-        assert 0 < model.active_params <= model.params
-        assert all(tensor.count > 0 and all(side > 0 for side in tensor.shape) for tensor in model.tensors)
+    except UserError:
+        return
+    assert model.params > 0
+    assert 0 < model.active_params <= model.params
+    assert all(tensor.count > 0 and all(side > 0 for side in tensor.shape) for tensor in model.tensors)

@@ -78,7 +78,8 @@ def _from_name(source: str) -> Model:
             return read_config(FIGURES[known[name]], known[name].partition("/")[2])
         if name.endswith("-fp8") and (full := known.get(name.removesuffix("-fp8"))):
             return read_config({**FIGURES[full], "quantization_config": _FP8}, full.partition("/")[2] + "-FP8")
-    raise UserError(f"model {source!r} is not in the catalog; {_nearest(_plain(source), known)}")
+    shown = source if len(source) <= 80 else source[:77] + "..."
+    raise UserError(f"model {shown!r} is not in the catalog; {_nearest(_plain(shown), known)}")
 
 
 def _nearest(name: str, known: dict[str, str]) -> str:

@@ -27,8 +27,8 @@ def top_k_of(keys: Keys) -> int:
     chosen = keys.checked("num_experts_per_tok", value)
     if chosen > experts:
         raise UserError(
-            f"{keys.name}: num_experts_per_tok = {chosen} of {experts} experts; a token cannot meet more than there are, "
-            f"write {experts} or fewer"
+            f"{keys.name}: num_experts_per_tok = {chosen} of {experts} experts; a token cannot meet more than there "
+            f"are, write {experts} or fewer"
         )
     return chosen
 

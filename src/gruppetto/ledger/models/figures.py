@@ -264,7 +264,9 @@ FIGURES: Mapping[str, Config] = {
     "moonshotai/Moonlight-16B-A3B": _deepseek(
         "deepseek_v3", 27, 2048, 16, 11_264, 163_840, max_position_embeddings=8192, **_LITE
     ),
-    "zai-org/GLM-4-9B-0414": _dense("glm4", 40, 4096, 32, 2, 13_696, 151_552, head_dim=128, attention_bias=True),
+    "zai-org/GLM-4-9B-0414": _dense(
+        "glm4", 40, 4096, 32, 2, 13_696, 151_552, head_dim=128, attention_bias=True, max_position_embeddings=32_768
+    ),
     "zai-org/GLM-4.5": _glm45(92, 5120, 12_288, 160, 1536, 3, True),
     "zai-org/GLM-4.5-Air": _glm45(46, 4096, 10_944, 128, 1408, 1, False),
     "openai/gpt-oss-20b": _gpt_oss(24, 32),
