@@ -46,6 +46,8 @@ class Placed:
     """Without a tail, and without waits but for publishes and hand-overs."""
     staleness: Figure
     """Expected age of a trained token, in versions."""
+    tokens: float
+    """Model tokens of a batch."""
     lent_s: float = 0.0
     """Seconds of a step in which trainer GPUs generate (elastic)."""
 
@@ -87,7 +89,9 @@ class Placements:
         if self.ask.gpus < 2:
             raise UserError(f"{name} needs two GPUs, one for each side, and there is 1; write --gpus 2 or colocated")
         if name == "async" and not self.ask.max_staleness:
-            raise UserError("async with max_staleness = 0: nothing may overlap; write --max-staleness 1 or disaggregated")
+            raise UserError(
+                "async with max_staleness = 0: nothing may overlap; write --max-staleness 1 or disaggregated"
+            )
         if rollout_gpus is None:
             rollout_gpus = self.best_split(name)
         if name == "elastic":
@@ -134,6 +138,7 @@ class Placements:
                 f"{published.expected.value:,.1f} + hand-over {handed.seconds.value:,.1f} s",
             ),
             staleness=Figure(0.0, "versions", "strictly on-policy"),
+            tokens=ask.rollouts.tokens,
         )
 
     def _apart(self, name: str, rollout_gpus: int) -> Placed:
@@ -163,6 +168,7 @@ class Placements:
                 f"{published.expected.value:,.1f} s",
             ),
             staleness=_staleness(schedule),
+            tokens=ask.rollouts.tokens,
         )
 
     def _elastic(self, rollout_gpus: int) -> Placed:
@@ -208,6 +214,7 @@ class Placements:
             step_s=step,
             ideal_s=Figure(min(base.ideal_s.value, step.value), "s", base.ideal_s.formula),
             staleness=base.staleness,
+            tokens=base.tokens,
             lent_s=lent,
         )
 

@@ -1,7 +1,7 @@
 """The two sides of a run on so many GPUs: engines that generate, and a trainer, each in a layout that fits.
 
-Owns the choice of layouts and the prices that follow. Promises: a side is made once for a number of GPUs; where no layout
-has exactly that many, the most GPUs below it that one has are used, and the rest stand idle and are counted.
+Owns the choice of layouts and the prices that follow. Promises: a side is made once for a number of GPUs; where no
+layout has exactly that many, the most below it that one has are used, and the rest stand idle and are counted.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Sides:
             layout = search.best.layout
         elif layout.gpus > gpus:
             raise UserError(
-                f"one engine of tp = {layout.tp} and dp = {layout.dp} takes {layout.gpus} GPUs, and there are {gpus} for "
-                f"generation; write --serve tp{gpus} or more GPUs"
+                f"one engine of tp = {layout.tp} and dp = {layout.dp} takes {layout.gpus} GPUs, and there are {gpus} "
+                f"for generation; write --serve tp{gpus} or more GPUs"
             )
         memory = serve_memory(ask.model, layout, ask.gpu.memory, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
         prices = engine_model(
@@ -152,8 +152,8 @@ class Sides:
     def _check_kv(self, layout: ServeLayout, prices: EngineModel) -> None:
         if prices.kv_capacity < self.ask.context:
             raise UserError(
-                f"the KV of an engine (tp = {layout.tp}) takes {prices.kv_capacity:,} tokens, fewer than one rollout of "
-                f"{self.ask.context:,}; write --serve tp{2 * layout.tp}, --kv-dtype fp8 or a smaller --max-tokens"
+                f"the KV of an engine (tp = {layout.tp}) takes {prices.kv_capacity:,} tokens, fewer than one rollout "
+                f"of {self.ask.context:,}; write --serve tp{2 * layout.tp}, --kv-dtype fp8 or a smaller --max-tokens"
             )
 
     # -- trainer ------------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ class Sides:
         cut = layout.tp * layout.pp * layout.cp
         if cut > gpus:
             raise UserError(
-                f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {cut} GPUs for one copy of the model, and there are "
-                f"{gpus} for training; write a smaller --train layout or more GPUs"
+                f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {cut} GPUs for one copy of the model, and there "
+                f"are {gpus} for training; write a smaller --train layout or more GPUs"
             )
         return replace(layout, dp=gpus // cut)
 

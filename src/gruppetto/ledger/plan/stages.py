@@ -1,8 +1,8 @@
 """The account of one step, stage by stage: FLOP, bytes, GPU-seconds and memory, each with its arithmetic.
 
-A stage's GPU-seconds are those of its work at the assumed efficiency, however it is placed: what placements add (waiting,
-the tail, hand-overs) is in `placements`. Convention of MFU: a multiply-add is 2 FLOP, training is 3 forwards, and what is
-computed again in the backward pass is not counted.
+A stage's GPU-seconds are those of its work at the assumed efficiency, however it is placed: what placements add
+(waiting, the tail, hand-overs) is in `placements`. Convention of MFU: a multiply-add is 2 FLOP, training is 3 forwards,
+and what is computed again in the backward pass is not counted.
 """
 
 from __future__ import annotations

@@ -1,0 +1,163 @@
+"""`gruppetto plan`: what a step costs, which placement to choose, and why, before a GPU is rented."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gruppetto.ledger.plan.plan import Plan
+
+EXAMPLE = (
+    "Example: gruppetto plan Qwen3-8B --gpus 64 --gpu h100 --prompts 512 --group-size 16 --mean-tokens 8k "
+    "--max-tokens 32k"
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="what a step costs in tokens, bytes and seconds, and how to place it on GPUs",
+        description="Counts a run from a model's config: FLOP, bytes, memory and seconds of each stage, placements "
+        "side by side, and a recommendation. Needs no GPU, no weights and no torch.",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument("model", help="a name (Qwen3-8B), a config.json, or a folder that has one")
+    _machines(parser.add_argument_group("machines"))
+    _work(parser.add_argument_group("work of a step"))
+    _choices(parser.add_argument_group("choices"))
+    _environment(parser.add_argument_group("sandboxes"))
+    _output(parser.add_argument_group("what comes out"))
+    parser.set_defaults(run=run)
+
+
+def _machines(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs in all (8)")
+    group.add_argument("--gpu", default="H100", metavar="NAME", help="kind of GPU, or a TOML file of one (H100)")
+    group.add_argument("--split", metavar="R:T", help="GPUs for rollouts and for training where they are apart (best)")
+    group.add_argument("--serve", metavar="LAYOUT", help='layout of one engine, as in "tp8 ep4" (best)')
+    group.add_argument(
+        "--train", metavar="LAYOUT", help='layout of one copy of the trainer, as in "tp4 pp2 ep8" (best)'
+    )
+    group.add_argument(
+        "--efficiency",
+        action="append",
+        default=[],
+        metavar="SET",
+        help="shares of the peaks: a set (default, trtllm, prime-rl, verl, …) or one share, as in engine=0.5",
+    )
+
+
+def _work(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workload",
+        default="reasoning",
+        metavar="KIND",
+        help="chat, reasoning, agent, a family (A to E, R), a published workload, or a file of recorded rollouts",
+    )
+    group.add_argument("--prompts", type=int, default=128, metavar="N", help="prompts of a step (128)")
+    group.add_argument("--group-size", type=int, default=8, metavar="N", help="rollouts of a prompt (8)")
+    group.add_argument("--mean-tokens", metavar="N", help="mean tokens of a response, as in 8k")
+    group.add_argument("--max-tokens", metavar="N", help="longest response")
+    group.add_argument("--prompt-tokens", metavar="N", help="tokens of a prompt")
+    group.add_argument("--cv", type=float, metavar="X", help="standard deviation of lengths over their mean")
+    group.add_argument("--icc", type=float, metavar="X", help="how alike siblings' lengths are, 0 to 1")
+    group.add_argument(
+        "--runaways", type=float, default=0.0, metavar="X", help="share of rollouts that reach the cap (0)"
+    )
+    group.add_argument("--turns", type=float, metavar="N", help="model calls of a rollout")
+    group.add_argument("--tool-seconds", metavar="T", help="mean seconds of a tool call")
+    group.add_argument("--tool-sigma", type=float, metavar="X", help="spread of its logarithm")
+    group.add_argument("--observation-tokens", metavar="N", help="tokens that a call answers with")
+
+
+def _choices(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--compare", metavar="A,B", help="colocated, disaggregated, async, elastic (the first three)")
+    group.add_argument(
+        "--max-staleness", type=int, default=1, metavar="K", help="versions a token may be old in async (1)"
+    )
+    group.add_argument("--depth", type=float, metavar="X", help="batches outstanding in async (1.25)")
+    group.add_argument("--reference", action="store_true", help="a reference model's logprobs (KL)")
+    group.add_argument("--critic", action="store_true", help="a value model of the same size (PPO)")
+    group.add_argument("--no-old-logprobs", action="store_true", help="no forward pass before the update")
+    group.add_argument("--judge", metavar="MODEL", help="a model that scores")
+    group.add_argument("--serve-dtype", default="bf16", metavar="T", help="weights of the engines: bf16, fp8, … (bf16)")
+    group.add_argument("--kv-dtype", default="bf16", metavar="T", help="KV of the engines: bf16, fp8 (bf16)")
+    group.add_argument("--slots", type=int, default=256, metavar="N", help="rows of an engine (256)")
+    group.add_argument("--micro-tokens", default="32k", metavar="N", help="packed tokens of a micro-batch (32k)")
+    group.add_argument(
+        "--sleep",
+        default="level2",
+        choices=("level1", "level2", "release"),
+        help="how colocated engines give up memory",
+    )
+    group.add_argument(
+        "--sync", default="broadcast", choices=("reshard", "broadcast", "gather"), help="how weights travel (broadcast)"
+    )
+    group.add_argument("--density", type=float, default=0.02, metavar="X", help="weights that a step changes (.02)")
+
+
+def _environment(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--sandbox-seconds", metavar="T", help="CPU seconds of an execution (as a tool call)")
+    group.add_argument("--sandbox-cores", type=float, default=1.0, metavar="N", help="cores of a sandbox (1)")
+    group.add_argument("--sandbox-start", metavar="T", help="seconds to start one")
+    group.add_argument("--sandboxes", type=int, default=0, metavar="N", help="sandboxes there are (as many as wanted)")
+    group.add_argument("--wall", metavar="T", help="in which all executions are to be done, as in 30m (the rollouts)")
+    group.add_argument("--image-size", metavar="B", help="bytes of an image")
+    group.add_argument("--images", type=int, default=0, metavar="N", help="different images of a step")
+
+
+def _output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--sweep", action="append", default=[], metavar="AXIS=…", help="along an axis: mean_tokens=1k..64k, gpus=32,64"
+    )
+    group.add_argument("--why", action="store_true", help="every figure with its arithmetic and source")
+    group.add_argument(
+        "--simulate", action="store_true", help="run each placement in the simulator beside its forecast"
+    )
+    group.add_argument("--json", metavar="FILE", help="write everything as JSON (- = standard output, and no table)")
+    group.add_argument("--html", metavar="FILE", help="write one page with charts")
+    group.add_argument("--write", metavar="FILE", help="write the recommended run as run.toml")
+    group.add_argument("--placement", metavar="NAME", help="write this placement instead of the recommended one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from gruppetto.cli.plan_arguments import ask_of
+    from gruppetto.ledger.plan.advice import read_sweep, sweep, usual_sweeps
+    from gruppetto.ledger.plan.plan import plan
+
+    ask = ask_of(args)
+    sweeps = [sweep(ask, *read_sweep(text)) for text in args.sweep]
+    if args.html and not sweeps:
+        sweeps = list(usual_sweeps(ask))
+    found = plan(ask, sweeps)
+    quiet = args.json == "-"
+    if not quiet:
+        from gruppetto.cli.plan_text import show
+
+        show(found, why=args.why)
+    if args.json or args.html:
+        _write_data(found, args)
+    return 0
+
+
+def _write_data(found: Plan, args: argparse.Namespace) -> None:
+    """JSON and the page."""
+    import json
+
+    from gruppetto.ledger.plan.as_json import as_json
+
+    data: dict[str, Any] = as_json(found, command=shlex.join(["gruppetto", *sys.argv[1:]]), split=bool(args.html))
+    if args.json == "-":
+        print(json.dumps(data, indent=2))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    if args.html:
+        from gruppetto.ledger.page import page
+
+        Path(args.html).write_text(page(data), "utf-8")

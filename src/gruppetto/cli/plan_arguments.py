@@ -1,0 +1,248 @@
+"""From the words of `gruppetto plan` to an `Ask`: models, GPUs, workloads, layouts. Raises `UserError` for what is none."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gruppetto.errors import UserError
+from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
+from gruppetto.ledger.lengths import Lengths, LognormalLengths, Tools, TracedLengths
+from gruppetto.ledger.machines.efficiency import Efficiency, efficiency_of
+from gruppetto.ledger.machines.gpus import gpu_of
+from gruppetto.ledger.models.catalog import model_of
+from gruppetto.ledger.plan.ask import PLACEMENTS, Ask, Judge, Sandboxes
+from gruppetto.ledger.plan.workloads import KINDS
+from gruppetto.ledger.units import seconds, size, tokens
+
+if TYPE_CHECKING:
+    from gruppetto.sim.workload.generator import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Lengths and turns of a workload, and what names it in a config."""
+
+    lengths: Lengths
+    tools: Tools | None
+    prompt_tokens: int
+    name: str = ""
+    """A value of sim.workload that draws the same; empty where [sim.lengths] says it."""
+
+
+def ask_of(args: argparse.Namespace) -> Ask:
+    """The whole ask of a command line."""
+    given = workload_of(args)
+    judge = Judge(model=model_of(args.judge)) if args.judge else None
+    return Ask(
+        model=model_of(args.model),
+        gpu=gpu_of(args.gpu),
+        gpus=args.gpus,
+        groups=args.prompts,
+        group_size=args.group_size,
+        lengths=given.lengths,
+        prompt_tokens=given.prompt_tokens,
+        tools=given.tools,
+        max_staleness=args.max_staleness,
+        depth=args.depth,
+        old_logprobs=not args.no_old_logprobs,
+        reference=args.reference,
+        critic=args.critic,
+        judge=judge,
+        sandboxes=_sandboxes(args, given.tools),
+        serve_dtype=args.serve_dtype,
+        kv_dtype=args.kv_dtype,
+        slots=args.slots,
+        micro_tokens=tokens(args.micro_tokens, "--micro-tokens"),
+        split=_split(args.split),
+        serve=serve_layout(args.serve),
+        train=train_layout(args.train),
+        sleep=args.sleep,
+        sync_how=args.sync,
+        density=args.density,
+        placements=_placements(args.compare, args.max_staleness),
+        efficiency=_efficiency(args.efficiency),
+    )
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
+
+
+def workload_of(args: argparse.Namespace) -> Given:
+    """A kind by name, a family or published workload, or a recorded file; sizes on the command line replace its own."""
+    name = args.workload
+    if name in KINDS:
+        return _by_numbers(args, name)
+    from gruppetto.sim.workload.families import FAMILIES, family
+    from gruppetto.sim.workload.published import PUBLISHED
+
+    if name in FAMILIES:
+        return _drawn(family(name).workload, name, args)
+    if name in PUBLISHED:
+        return _drawn(PUBLISHED[name].workload, name, args)
+    if Path(name).exists():
+        return _recorded(name, args)
+    known = [*KINDS, *FAMILIES, *PUBLISHED]
+    near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    raise UserError(
+        f"--workload {name}: no kind ({', '.join(KINDS)}), no named workload ({', '.join([*FAMILIES, *PUBLISHED])}) and "
+        f"no file; write --workload {near} or the path of recorded rollouts"
+    )
+
+
+def _by_numbers(args: argparse.Namespace, name: str) -> Given:
+    kind = KINDS[name]
+    cap = tokens(args.max_tokens, "--max-tokens") if args.max_tokens else kind.max_tokens
+    mean = tokens(args.mean_tokens, "--mean-tokens") if args.mean_tokens else min(kind.mean_tokens, cap // 2)
+    if not args.max_tokens:
+        cap = max(cap, 4 * mean)
+    cv = kind.cv if args.cv is None else args.cv
+    icc = kind.icc if args.icc is None else args.icc
+    lengths = LognormalLengths.from_mean_cv(float(mean), cv, cap, icc, q0=args.runaways)
+    prompt = kind.prompt_tokens if args.prompt_tokens is None else tokens(args.prompt_tokens, "--prompt-tokens")
+    turns = kind.turns if args.turns is None else args.turns
+    if turns < 1:
+        raise UserError(f"--turns {turns:g}: a rollout has one turn at least; write --turns 1 or more")
+    return Given(lengths=lengths, tools=_tools(args, kind, mean, turns), prompt_tokens=prompt)
+
+
+def _tools(args: argparse.Namespace, kind: Any, mean: int, turns: float) -> Tools | None:
+    if turns == 1:
+        return None
+    wait = kind.tool_s if args.tool_seconds is None else seconds(args.tool_seconds, "--tool-seconds")
+    sigma = kind.tool_sigma if args.tool_sigma is None else args.tool_sigma
+    seen = kind.observation_tokens if args.observation_tokens is None else tokens(args.observation_tokens)
+    return Tools.from_mean(wait, sigma=sigma, turn_tokens=max(1, round(mean / turns)), observation_tokens=seen)
+
+
+def _drawn(workload: Workload, name: str, args: argparse.Namespace) -> Given:
+    """A named workload; its numbers are its own."""
+    _refuse_sizes(args, name)
+    lengths = LognormalLengths(
+        mu=workload.mu,
+        s_b=workload.s_b,
+        s_w=workload.s_w,
+        cap=workload.cap,
+        q0=workload.q0,
+        runaway_prompts=workload.runaway_prompts,
+        runaway_rate=workload.runaway_rate,
+    )
+    tools = None
+    if workload.turn_tokens:
+        tools = Tools(
+            turn_tokens=workload.turn_tokens,
+            observation_tokens=workload.observation_tokens,
+            median_s=workload.tool_median_s,
+            sigma=workload.tool_sigma,
+            stuck_share=workload.stuck_share,
+            stuck_s=workload.stuck_s,
+        )
+    return Given(lengths=lengths, tools=tools, prompt_tokens=workload.prompt_tokens, name=name)
+
+
+def _recorded(path: str, args: argparse.Namespace) -> Given:
+    from gruppetto.sim.replay.read import read_trace
+
+    _refuse_sizes(args, path)
+    trace = read_trace(Path(path))
+    known = [rollout.prompt_tokens for rollout in trace.rollouts if rollout.prompt_tokens]
+    prompt = round(sum(known) / len(known)) if known else 512
+    return Given(
+        lengths=TracedLengths.of(*zip(*((max(1, one.tokens), one.group) for one in trace.rollouts), strict=True)),
+        tools=None,
+        prompt_tokens=prompt,
+        name=path,
+    )
+
+
+def _refuse_sizes(args: argparse.Namespace, name: str) -> None:
+    """A named or recorded workload has sizes of its own."""
+    for option in ("mean_tokens", "max_tokens", "cv", "icc", "turns", "tool_seconds", "prompt_tokens"):
+        if getattr(args, option) is not None:
+            raise UserError(
+                f"--{option.replace('_', '-')} with --workload {name}, which has lengths of its own; leave one out, or "
+                "write --workload reasoning"
+            )
+
+
+def _sandboxes(args: argparse.Namespace, tools: Tools | None) -> Sandboxes | None:
+    if not (args.sandbox_seconds or args.sandboxes or args.wall or args.image_size or tools):
+        return None
+    return Sandboxes(
+        exec_s=seconds(args.sandbox_seconds, "--sandbox-seconds") if args.sandbox_seconds else 0.0,
+        cores=args.sandbox_cores,
+        start_s=seconds(args.sandbox_start, "--sandbox-start") if args.sandbox_start else 0.0,
+        image_bytes=size(args.image_size, "--image-size") if args.image_size else 0.0,
+        images=args.images,
+        limit=args.sandboxes,
+        wall_s=seconds(args.wall, "--wall") if args.wall else 0.0,
+    )
+
+
+# -- layouts and choices -----------------------------------------------------------------------------------------------
+
+_PART = re.compile(r"(tp|pp|ep|cp|dp)(\d+)", re.IGNORECASE)
+
+
+def _parts(text: str, allowed: str, option: str) -> dict[str, int]:
+    words = re.split(r"[\s,x]+", text.strip())
+    found = {}
+    for word in words:
+        match = _PART.fullmatch(word)
+        if match is None or match[1].lower() not in allowed.split() or int(match[2]) < 1:
+            such = " ".join(f"{name}2" for name in allowed.split()[:2])
+            raise UserError(f'--{option} "{text}": {word!r} is no part of a layout; write parts such as "{such}"')
+        found[match[1].lower()] = int(match[2])
+    return found
+
+
+def serve_layout(text: str | None) -> ServeLayout | None:
+    """ "tp8 ep4 dp1": one engine."""
+    return ServeLayout(**_parts(text, "tp ep dp", "serve")) if text else None
+
+
+def train_layout(text: str | None) -> TrainLayout | None:
+    """ "tp4 pp2 ep8": the ranks of one copy; data parallelism takes the rest of the GPUs."""
+    if not text:
+        return None
+    parts = _parts(text, "tp pp ep cp dp", "train")
+    return TrainLayout(**parts, shard="full" if math.prod(parts.values()) == parts.get("dp", 1) else "optimizer")
+
+
+def _split(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if match is None:
+        raise UserError(f"--split {text}: not two numbers of GPUs; write rollout:trainer, as in --split 48:16")
+    return int(match[1]), int(match[2])
+
+
+def _placements(text: str | None, max_staleness: int) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(",")) if text else PLACEMENTS[:3]
+    for name in names:
+        if name not in PLACEMENTS:
+            near = get_close_matches(name, PLACEMENTS, n=1, cutoff=0.0)[0]
+            raise UserError(f"--compare {name}: no such placement; write {near}, or any of {', '.join(PLACEMENTS)}")
+    return names if text or max_staleness else tuple(name for name in names if name != "async")
+
+
+def _efficiency(texts: Sequence[str]) -> Efficiency:
+    """A set's name and `field=value` parts, in any order."""
+    found, changed = efficiency_of("default"), {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            found = efficiency_of(name)
+            continue
+        try:
+            changed[name] = float(value)
+        except ValueError:
+            raise UserError(f"--efficiency {text}: not a number; write {name}=0.5") from None
+    return found.but(**changed) if changed else found

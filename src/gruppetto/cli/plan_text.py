@@ -1,0 +1,261 @@
+"""A plan on a terminal: the answer first, then what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gruppetto.ledger.figure import Figure
+from gruppetto.ledger.plan.advice import Sweep, flips
+from gruppetto.ledger.plan.losses import losses
+from gruppetto.ledger.plan.plan import Plan, assumptions
+from gruppetto.ledger.plan.sandboxes import account
+from gruppetto.ledger.units import show_binary, show_flops, show_seconds, show_share, show_size, show_tokens
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gruppetto.ledger.plan.placements import Placed
+
+WIDTH = 150
+"""Columns where there is no terminal to ask."""
+
+
+def show(plan: Plan, *, why: bool = False) -> None:
+    """Prints the plan."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    for part in _parts(plan, why=why):
+        console.print(part)
+
+
+def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
+    yield from _asked(plan)
+    yield ""
+    yield _stages(plan)
+    yield ""
+    yield _placements(plan)
+    yield ""
+    yield f"Take {plan.recommendation.reason}."
+    for sweep in plan.sweeps:
+        yield ""
+        yield _sweep(sweep)
+        yield from (f"  {flip.says}" for flip in flips(sweep))
+    yield ""
+    yield from _moved(plan)
+    yield from _sandboxes(plan)
+    yield ""
+    yield "Assumed:"
+    yield from (f"  {sentence}" for sentence in assumptions(plan))
+    if why:
+        yield from _why(plan)
+    else:
+        yield "Each figure with its arithmetic: --why. Charts: --html plan.html. A config to run: --write run.toml."
+
+
+def _asked(plan: Plan) -> Iterator[str]:
+    ask, model, chosen = plan.ask, plan.ask.model, plan.chosen
+    rollouts = ask.rollouts
+    active = f", {model.active_params / 1e9:.3g} B active" if model.experts else ""
+    yield (
+        f"{model.name}: {model.params:,} parameters{active}; {show_size(model.weight_bytes(ask.serve_dtype))} of weights "
+        f"in {ask.serve_dtype}; KV {_kv_words(plan)}"
+    )
+    longest = ask.lengths.longest(ask.groups, ask.group_size)
+    yield (
+        f"{ask.groups:,} prompts x {ask.group_size} = {rollouts.count:,} rollouts; mean {ask.lengths.mean:,.0f} tokens "
+        f"(CV {ask.lengths.cv:.2f}, 99 % below {ask.lengths.quantile(0.99):,.0f}, longest of a step {longest:,.0f}); "
+        f"{show_tokens(rollouts.tokens)} tokens a step"
+    )
+    kv = chosen.generate.memory_bytes.value
+    yield (
+        f"{ask.gpus} x {ask.gpu.name}: {chosen.rollout.count} engines of {chosen.rollout.layout.gpus} GPUs take "
+        f"{chosen.rollout.prices.kv_capacity:,} tokens of KV each; all rollouts at their mean length hold "
+        f"{show_binary(kv)} = {chosen.forecast.kv_waves.value:.1f} waves"
+    )
+
+
+def _kv_words(plan: Plan) -> str:
+    from gruppetto.ledger.machines.storage import kv_element_bytes
+
+    model, element = plan.ask.model, kv_element_bytes(plan.ask.kv_dtype)
+    words = [f"{model.kv_bytes_per_token(element):,.0f} bytes a token"]
+    if model.window_bytes(element):
+        words.append(f"windows of {show_size(model.window_bytes(element))} a sequence")
+    if model.state_bytes():
+        words.append(f"state of {show_size(model.state_bytes())} a sequence")
+    return ", ".join(words)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
+    return table
+
+
+def _stages(plan: Plan) -> Table:
+    ask, chosen = plan.ask, plan.chosen
+    table = _table("stage", "FLOP", "bytes", "GPU-seconds", "MFU", "memory", f"on {chosen.name}")
+    rows = [(chosen.generate, chosen.forecast.rollout_s.value), *chosen.trainer.stages]
+    for stage, seconds in rows:
+        mfu = stage.flops.value / (stage.gpu_s.value * ask.gpu.bf16_flops)
+        table.add_row(
+            stage.name,
+            show_flops(stage.flops.value),
+            show_size(stage.bytes.value),
+            f"{stage.gpu_s.value:,.0f}",
+            show_share(mfu),
+            show_size(stage.memory_bytes.value),
+            show_seconds(seconds),
+        )
+    one = chosen.sync
+    gpu_s = f"{one.expected.value * chosen.gpus:,.0f}"
+    table.add_row("sync", "", show_size(one.total.value), gpu_s, "", show_size(one.sender_memory.value),
+                  show_seconds(one.expected.value))  # fmt: skip
+    if chosen.switch is not None:
+        moved = sum(each.bytes.value for each in chosen.switch.hand_overs) * chosen.gpus
+        gpu_s = f"{chosen.switch.seconds.value * chosen.gpus:,.0f}"
+        table.add_row("hand-over", "", show_size(moved), gpu_s, "", "", show_seconds(chosen.switch.seconds.value))
+    return table
+
+
+def _placements(plan: Plan) -> Table:
+    table = _table(
+        "placement", "step", "ideal", "GPUs at work", "ceiling", "MFU", "rollout:train", "engine", "trainer", "stale",
+        "loses most by",
+    )  # fmt: skip
+    for one in plan.placed.values():
+        table.add_row(
+            one.name,
+            show_seconds(one.step_s.value),
+            show_seconds(one.ideal_s.value),
+            show_share(one.utilization.value),
+            show_share(one.ceiling.value),
+            show_share(losses(one, plan.ask.gpu.bf16_flops)[0].share),
+            "shared" if one.colocated else f"{one.rollout.used}:{one.trainer.used}",
+            _serve_words(one),
+            _train_words(one),
+            f"{one.staleness.value:.1f}",
+            _lost(one, plan.ask.gpu.bf16_flops),
+        )
+    return table
+
+
+def _lost(placed: Placed, peak: float) -> str:
+    """The largest loss that is not work below the peak."""
+    items = [item for item in losses(placed, peak)[1:] if "below peak" not in item.name]
+    if not items:
+        return ""
+    most = max(items, key=lambda item: item.share)
+    return f"{most.name} {show_share(most.share)}"
+
+
+def _serve_words(placed: Placed) -> str:
+    layout = placed.rollout.layout
+    words = [f"tp{layout.tp}"] + [f"{name}{size}" for name, size in (("ep", layout.ep), ("dp", layout.dp)) if size > 1]
+    return f"{placed.rollout.count} x {' '.join(words)}"
+
+
+def _train_words(placed: Placed) -> str:
+    layout = placed.trainer.layout
+    sizes = (("tp", layout.tp), ("pp", layout.pp), ("cp", layout.cp), ("ep", layout.ep), ("dp", layout.dp))
+    words = [f"{name}{size}" for name, size in sizes if size > 1] or ["dp1"]
+    shard = {"full": "FSDP", "optimizer": "ZeRO-1", "none": ""}[layout.shard]
+    return " ".join(filter(None, [*words, shard, "offload" if layout.offload else ""]))
+
+
+def _sweep(sweep: Sweep) -> Table:
+    names = list(dict.fromkeys(name for point in sweep.points for name in point.placed))
+    table = _table(sweep.axis, *(f"{name}: step" for name in names), *(f"{name}: at work" for name in names))
+    for point in sweep.points:
+        found = [point.placed.get(name) for name in names]
+        table.add_row(
+            point.at if isinstance(point.at, str) else f"{point.at:,.6g}",
+            *(show_seconds(one.step_s.value) if one else "does not fit" for one in found),
+            *(show_share(one.utilization.value) if one else "" for one in found),
+        )
+    return table
+
+
+def _moved(plan: Plan) -> Iterator[str]:
+    chosen, less = plan.chosen, plan.delta()
+    one = chosen.sync
+    yield (
+        f"Weight sync ({one.how} over {one.link.name}): {show_size(one.total.value)} in {one.buckets.value:,.0f} buckets, "
+        f"{show_seconds(one.expected.value)} expected, {show_seconds(one.bound.value)} at least, "
+        f"{one.share_of(chosen.step_s.value):.1%} of the step; as a delta of {plan.ask.density:.1%} of the weights "
+        f"{show_size(less.payload.value)}, {show_seconds(less.expected.value)}"
+    )
+    if chosen.switch is not None:
+        yield f"Hand-over: {show_seconds(chosen.switch.seconds.value)}, {chosen.switch.share_of(chosen.step_s.value):.1%} of the step"
+        for each in chosen.switch.hand_overs:
+            yield (
+                f"  {each.what}, {each.when}: {show_size(each.bytes.value)} a GPU, {each.route}, "
+                f"{show_seconds(each.seconds.value)}"
+            )
+
+
+def _sandboxes(plan: Plan) -> Iterator[str]:
+    found = account(plan.ask, plan.chosen)
+    if found is None:
+        return
+    yield (
+        f"Sandboxes: {found['executions'].value:,.0f} executions, {found['cpu_hours'].value:,.1f} CPU-hours; at least "
+        f"{found['busy'].value:,.0f} busy at a time, {found['live'].value:,.0f} live where a rollout keeps its own"
+    )
+    if "image_bytes" in found:
+        yield f"  images: {show_size(found['image_bytes'].value)} a step"
+    if "gpu_idle_s" in found:
+        yield f"  with the sandboxes there are, GPUs wait {found['gpu_idle_s'].value:,.0f} GPU-s a step"
+
+
+def _why(plan: Plan) -> Iterator[str]:
+    """Every figure as `name = value: arithmetic (source)`."""
+    chosen = plan.chosen
+    for stage in (chosen.generate, *(stage for stage, _ in chosen.trainer.stages)):
+        yield f"\n{stage.name}"
+        parts = {"FLOP": stage.flops, "bytes": stage.bytes, "GPU-seconds": stage.gpu_s, "memory": stage.memory_bytes}
+        yield from _figures(parts)
+    for one in plan.placed.values():
+        yield f"\n{one.name}"
+        found = one.forecast
+        yield from _figures(
+            {
+                "step": one.step_s, "rollouts": found.rollout_s, "train": found.train_s, "ideal": one.ideal_s,
+                "critical path": found.critical_s, "rho": found.rho, "waves of KV": found.kv_waves,
+                "at work": one.utilization, "ceiling": one.ceiling, "staleness": one.staleness,
+            }
+        )  # fmt: skip
+        for item in losses(one, plan.ask.gpu.bf16_flops):
+            yield f"  {show_share(item.share):>5}  {item.name}: {item.formula}"
+        for side, search in (("engine", one.rollout.search), ("trainer", one.trainer.search)):
+            if search is not None:
+                yield f"  {side}: {search.best.reason}"
+                yield from (f"    not {count} x ({kind}): {reason}" for kind, count, reason in search.grouped())
+    yield f"\nweight sync ({chosen.sync.how}, {chosen.sync.route})"
+    yield from (f"  {step.name}: {step.what}" for step in chosen.sync.steps)
+    yield from _figures({"expected": chosen.sync.expected, "at least": chosen.sync.bound})
+    yield from (f"    {_value(part)}: {part.formula}{_from(part)}" for part in chosen.sync.parts)
+    if (found_sandboxes := account(plan.ask, chosen)) is not None:
+        yield "\nsandboxes"
+        yield from _figures(found_sandboxes)
+
+
+def _figures(found: dict[str, Figure]) -> Iterator[str]:
+    for name, figure in found.items():
+        yield f"  {name} = {_value(figure)}: {figure.formula}{_from(figure)}"
+
+
+def _value(figure: Figure) -> str:
+    shown = {"bytes": show_size, "FLOP": show_flops, "s": show_seconds, "": lambda value: f"{value:.3g}"}
+    return shown[figure.unit](figure.value) if figure.unit in shown else f"{figure.value:,.6g} {figure.unit}"
+
+
+def _from(figure: Figure) -> str:
+    return f"  [{figure.source}]" if figure.source else ""

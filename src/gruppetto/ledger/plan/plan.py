@@ -1,0 +1,69 @@
+"""A whole plan: placements of one ask side by side, what to take, and the accounts that belong to it.
+
+Promise: a plan without sweeps takes well under half a second; every number in it can be followed to its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, place_all, recommend
+from gruppetto.ledger.plan.ask import Ask
+from gruppetto.ledger.plan.placements import Placed
+from gruppetto.ledger.transfers.delta import Delta, delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Placements by name, in the order they were asked for."""
+
+    ask: Ask
+    placed: Values
+    recommendation: Recommendation
+    sweeps: tuple[Sweep, ...] = ()
+
+    @property
+    def chosen(self) -> Placed:
+        """The recommended placement."""
+        return self.placed[self.recommendation.placement]
+
+    def delta(self) -> Delta:
+        """What a weight sync of the chosen placement is as a delta, at the asked density."""
+        return delta(
+            self.ask.model,
+            self.chosen.trainer.layout,
+            self.chosen.sync,
+            density=self.ask.density,
+            efficiency=self.ask.efficiency,
+        )
+
+
+def plan(ask: Ask, sweeps: Sequence[Sweep] = ()) -> Plan:
+    """The plan of one ask. Raises `UserError` where no placement has a layout."""
+    placed = place_all(ask)
+    return Plan(ask=ask, placed=placed, recommendation=recommend(placed), sweeps=tuple(sweeps))
+
+
+def assumptions(plan: Plan) -> Iterator[str]:
+    """What the plan takes for granted and what it does not know, one sentence each."""
+    ask = plan.ask
+    yield from ask.model.unknown
+    yield (
+        f"Efficiency set {ask.efficiency.name!r}: engines read at {ask.efficiency.decode_bandwidth:.0%} of the "
+        f"bandwidth, training at {ask.efficiency.train_experts if ask.model.experts else ask.efficiency.train:.0%} of "
+        "the peak; "
+        "engines of RL frameworks often run at 15 to 60 % of that (--efficiency engine=0.5)."
+    )
+    yield "A prompt is prefilled once for each of its rollouts; engines that share prefixes do less."
+    if ask.judge is not None:
+        yield f"The judge {ask.judge.model.name} runs on the trainer's GPUs before the update, from memory of its own."
+    offloaded = [name for name, one in plan.placed.items() if one.trainer.layout.offload]
+    if offloaded:
+        yield f"The optimizer state is in host memory ({', '.join(offloaded)}): it does not fit the GPUs."
+    for name, one in plan.placed.items():
+        if one.forecast.rho.value > 1:
+            yield (
+                f"{name}: the longest rollout alone takes {one.forecast.rho.value:.1f} x what all work takes; "
+                "no order of the rollouts can hide that."
+            )
