@@ -173,7 +173,7 @@ def _overlapping(
 ) -> Forecast:
     k = schedule.max_staleness
     one_s, flowing = flow_s(rollouts, engines, schedule)
-    again = 0.0 if engines.keep_kv_on_swap and not schedule.colocated else _recompute_s(engines, flowing)
+    again = 0.0 if engines.keep_kv_on_swap and not schedule.colocated else _recompute_s(engines, flowing or line)
     after_s = train.value + trainer.step_s if schedule.colocated else trainer.step_s
     switch_s = trainer.switch_s if schedule.colocated else 0.0
     least = one_s + again
@@ -197,7 +197,8 @@ def _overlapping(
         f"rollouts {phase_s:,.0f} + train {after_s:,.1f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
     )
     exposed = Figure(after_s, "s", f"{train.formula} + optimizer {trainer.step_s:g} s")
-    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, flowing, 0.0, batches=3)
+    shown, batches = (flowing, 3) if flowing is not None else (line, 1)
+    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, shown, 0.0, batches)
 
 
 def _recursion(spans: list[float], k: int, least: float, between_s: float) -> float:

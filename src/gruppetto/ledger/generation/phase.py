@@ -64,10 +64,28 @@ def _known_to_none(rollouts: Rollouts, engines: Engines, share: int) -> int:
     return max(places, share // rollouts.group_size)
 
 
-def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[float, Timeline]:
-    """Seconds of one batch's share where batches follow each other without a pause, and the timeline of three."""
-    share = share_of(rollouts, engines)
-    rows = typical_rows(rollouts, 3 * share)
-    live = max(1, round(min(engines.model.slots, (schedule.depth - 0.5) * share)))
-    line = live_through(engines.model, rows, by_kv=schedule.count_kv, live=live, max_left=rollouts.lengths.cap)
+def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[float, Timeline | None]:
+    """Seconds of one batch's share where batches follow each other without a pause.
+
+    Where KV does not bind it follows from Little's law: b rollouts are live and get a token a step each. Where it does,
+    from the timeline of three batches, of which the second counts.
+    """
+    model, share = engines.model, rollouts.count / engines.count
+    live = max(1.0, min(model.slots, (schedule.depth - 0.5) * share))
+    context = _live_context(rollouts)
+    if rollouts.tools is None and not 0 < model.kv_capacity < live * (context + CHUNK):
+        rows = max(1, round(live))
+        step_s = model.step_s(rows, int(rows * context)) * live / rows
+        ahead_s = 0.0 if model.prefill_elsewhere else rollouts.prompt_tokens * model.prefill_token_s
+        return share * (rollouts.lengths.mean * step_s / live + ahead_s), None
+    count = share_of(rollouts, engines)
+    typical = typical_rows(rollouts, 3 * count)
+    line = live_through(
+        model, typical, by_kv=schedule.count_kv, live=max(1, round(live)), max_left=rollouts.lengths.cap
+    )
     return line.ended(2 / 3) - line.ended(1 / 3), line
+
+
+def _live_context(rollouts: Rollouts) -> float:
+    """Tokens that a live rollout holds on average over its life: long ones live longer."""
+    return rollouts.kv_steps / rollouts.tokens

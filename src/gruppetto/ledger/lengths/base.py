@@ -186,8 +186,9 @@ def _rising(lengths: Lengths) -> tuple[NDArray[Any], NDArray[Any]]:
     import numpy as np
 
     grid, below = lengths.table().grid, _marginal(lengths)
-    kept = np.concatenate([[True], np.diff(below) > 0])
-    return below[kept], grid[kept]
+    rises = np.diff(below) > 0
+    kept = np.append(rises, True) | np.insert(rises, 0, False)  # both ends of every rise
+    return below[kept] + np.arange(int(kept.sum())) * 1e-15, grid[kept]
 
 
 @lru_cache(maxsize=64)

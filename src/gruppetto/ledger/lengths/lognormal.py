@@ -165,6 +165,8 @@ def _table(lengths: LognormalLengths) -> Table:
     first = max(0.5, math.exp(min(lengths.mu - _ENDS * lengths.sigma, math.log(lengths.cap) - 1)))
     grid = np.append(np.geomspace(first, lengths.cap, _POINTS), float(lengths.cap))
     grid[-2] = lengths.cap * (1 - 1e-12)
+    if not lengths.sigma and lengths.mu < math.log(lengths.cap):  # all of one length: a step there
+        grid = np.sort(np.append(grid, math.exp(lengths.mu) * np.array([1 - 1e-9, 1 + 1e-9])))
     z = np.linspace(-_ENDS, _ENDS, _KINDS) if lengths.s_b else np.zeros(1)
     density = np.exp(-z * z / 2)
     below = _below(lengths, grid, z)
