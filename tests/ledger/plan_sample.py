@@ -118,7 +118,7 @@ def colocated() -> dict[str, Any]:
             "serve": {"tp": 1, "ep": 1, "dp": 1, "engines": 64},
         },
         "memory": memory("all"),
-        "figures": [figure("step_s", at, "s", "320 s + 104 s + 11.4 s + 50 s + 140 s", "expected")],
+        "figures": [figure("step_s", at, "s", " + ".join(f"{lasts:.1f} s" for _, lasts in lengths), "expected")],
     }
 
 
@@ -297,7 +297,7 @@ def sync(step: float) -> dict[str, Any]:
     return {
         "bytes": WEIGHTS,
         "buckets": 9,
-        "route": "InfiniBand, broadcast to 48 engines",
+        "route": "InfiniBand, broadcast to the engines",
         "floor_s": 0.33,
         "expected_s": SYNC_S,
         "share_of_step": SYNC_S / step,
@@ -354,7 +354,7 @@ def plan(agent: bool = False) -> dict[str, Any]:
         "flips": [flip()],
         "recommendation": {
             "placement": "async",
-            "reason": "The tail takes a fifth of a colocated step; async fills it with the next batch, at staleness 1.",
+            "reason": "The tail idles most GPUs of a colocated step; async fills it with the next batch, at staleness 1.",
             "rollout_gpus": chosen["rollout_gpus"],
             "train_gpus": chosen["train_gpus"],
         },

@@ -116,5 +116,5 @@ class _Drawing:
     def limit(self, row: Row) -> str:
         x = self.scale.at(row.limit or 0.0)
         drawn = line(x, self.y - 3, x, self.y + self.bar + 3, class_="limit")
-        hit = rect(x - 5, self.y - 3, 10, self.bar + 6, tip(row.limit_says), class_="m hit")
+        hit = rect(x, self.y - 3, 9, self.bar + 6, tip(row.limit_says), class_="m hit")
         return drawn + hit

@@ -8,6 +8,7 @@ from typing import Any
 
 from gruppetto.ledger.page import occupancy, sweeps, tables
 from gruppetto.ledger.page.markup import escaped, tag
+from gruppetto.ledger.page.numbers import known
 from gruppetto.ledger.page.opening import opening, part_of
 from gruppetto.ledger.page.style import PATTERNS, shipped
 
@@ -50,6 +51,7 @@ class _Section:
 
 def page(plan: Mapping[str, Any]) -> str:
     """One HTML document without references to anything outside it, from a plan as `plan --json` writes it."""
+    plan = known(plan)
     sections = [section for section in _sections(plan) if section.content or any(p.content for p in section.parts)]
     links = [tag("li", tag("a", escaped(section.short), href=f"#{section.anchor}")) for section in sections]
     nav = tag("nav", tag("ul", *links), aria_label="Parts of this page")

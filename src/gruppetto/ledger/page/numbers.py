@@ -159,6 +159,17 @@ def plain(value: object) -> str:
     return str(value)
 
 
+def known(plan: Any) -> Any:
+    """The same without what has no value: None, and numbers that are not finite. Entries of a mapping or list go."""
+    if isinstance(plan, Mapping):
+        return {key: known(value) for key, value in plan.items() if _has_value(value)}
+    return [known(value) for value in plan if _has_value(value)] if isinstance(plan, list | tuple) else plan
+
+
+def _has_value(value: object) -> bool:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+
+
 def real(value: object) -> float | None:
     """The value as a finite number, or None: what cannot be drawn."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
