@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
         said = "no Chromium: install it, or set GRUPPETTO_CHROMIUM to its path"
         assert not os.environ.get("GRUPPETTO_NEEDS_CHROMIUM"), said
         pytest.skip(said)
-    with Browser(170.0) as opened:
+    with Browser() as opened:
         yield opened
 
 

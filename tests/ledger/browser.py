@@ -39,11 +39,11 @@ def found() -> str | None:
 
 
 class Browser:
-    """One Chromium with a profile of its own, gone when the block ends."""
+    """One Chromium with a profile of its own, gone when the block ends. Every answer has `deadline_s` to come."""
 
-    def __init__(self, deadline_s: float = 90.0) -> None:
+    def __init__(self, deadline_s: float = 60.0) -> None:
         self.complaints: list[str] = []
-        self._deadline, self._last, self._rest = time.monotonic() + deadline_s, 0, b""
+        self._deadline_s, self._last, self._rest = deadline_s, 0, b""
         self._profile = tempfile.mkdtemp(prefix="gruppetto-chromium-")
 
     def __enter__(self) -> Browser:
@@ -84,7 +84,9 @@ class Browser:
 
     def goto(self, page: Path) -> None:
         self.call("Page.navigate", url=page.as_uri())
+        deadline = time.monotonic() + self._deadline_s
         while not self.evaluate("document.readyState === 'complete' && location.protocol === 'file:'"):
+            assert time.monotonic() < deadline, f"{page} does not load"
             time.sleep(0.02)
 
     def evaluate(self, script: str) -> Any:
@@ -125,18 +127,18 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + self._deadline_s
         while True:
-            answer = self._read()
+            answer = self._read(deadline)
             if answer.get("id") == self._last:
                 assert "error" not in answer, (method, answer["error"])
                 result: dict[str, Any] = answer["result"]
                 return result
             self._note(answer.get("method", ""), answer.get("params", {}))
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            left = self._deadline - time.monotonic()
-            ready, _, _ = select.select([self._from], [], [], max(0.0, left))
+            ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, "Chromium does not answer"
             part = os.read(self._from, 1 << 20)
             assert part, f"Chromium ended with {self._process.poll()}"
