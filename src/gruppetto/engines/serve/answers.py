@@ -121,7 +121,7 @@ def finish_reason(call: Call) -> dict[str, Any] | None:
 def versions(hub: Hub, call: Call) -> Mapping[str, Any]:
     """The labels of the weights: of the last token, as spans over output tokens, and (at the end) one a token."""
     starts = [start for _, start in call.spans]
-    ends = [*starts[1:], len(call.ids)]
+    ends = [*starts[1:], len(call.ids)] if starts else []
     labels = [hub.updates.label_of(version) for version, _ in call.spans]
     spans = list(zip(labels, starts, ends, strict=True))
     found: dict[str, Any] = {

@@ -82,8 +82,8 @@ def sampling_for(
     refuse_unsupported(params, _NEUTRAL, "sampling_params.")
     stops = stop_strings(params.stop, settings.limits, has_text=has_text)
     own = params.stop_token_ids or []
-    if len(own) > settings.limits.stops:
-        raise Refusal(f"stop_token_ids has {len(own)} ids; send at most {settings.limits.stops}")
+    if len(own) > settings.limits.stop_ids:
+        raise Refusal(f"stop_token_ids has {len(own)} ids; send at most {settings.limits.stop_ids}")
     eos = () if params.ignore_eos else card.eos_ids
     temperature = 1.0 if params.temperature is None else params.temperature
     top_k = -1 if params.top_k is None else params.top_k
@@ -111,10 +111,10 @@ def stop_strings(stop: str | list[str] | None, limits: Limits, *, has_text: bool
     if stops and not has_text:
         raise Refusal("stop needs a tokenizer, which --skip-tokenizer-init left out; send stop_token_ids", param="stop")
     longest = max(map(len, stops), default=1)
-    if len(stops) > limits.stops or longest > 16 * limits.stops or "" in stops:
+    if len(stops) > limits.stops or longest > limits.stop_chars or "" in stops:
         raise Refusal(
             f"stop has {len(stops)} strings, the longest of {longest} characters; send at most {limits.stops} "
-            f"that are not empty, of at most {16 * limits.stops} characters",
+            f"that are not empty, of at most {limits.stop_chars} characters",
             param="stop",
         )
     return stops

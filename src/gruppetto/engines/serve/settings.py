@@ -21,7 +21,10 @@ class Limits:
     open_requests: int = 65536
     """Requests that live at once; beyond it: 503."""
     stops: int = 64
-    """Stop strings or stop token ids of one request, and characters of one stop string times 16."""
+    """Stop strings of one request."""
+    stop_chars: int = 1024
+    """Characters of one of them."""
+    stop_ids: int = 1024
     rid_chars: int = 256
     messages: int = 4096
     tools: int = 512
