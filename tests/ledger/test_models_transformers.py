@@ -27,6 +27,8 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {**SMALL, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
     "jamba": {"num_hidden_layers": 9},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "mlp"]},
+    "zamba": {"num_hidden_layers": 8},
+    "zamba2": {"num_mem_blocks": 2},
     "bamba": {**SMALL, "attn_layer_indices": [2]},
     "gpt2": {"n_layer": 5},
     "gpt_bigcode": {"n_layer": 5},
@@ -59,6 +61,7 @@ VARIED: list[tuple[str, dict[str, Any]]] = [
     ("falcon_h1", {"mamba_rms_norm": True, "mamba_proj_bias": True}),
     ("mamba2", {"use_bias": True, "n_groups": 4}),
     ("granitemoeshared", {"shared_intermediate_size": 512}),
+    ("zamba2", {"use_shared_attention_adapter": True, "add_bias_linear": True}),
     ("phi", {"qk_layernorm": True}),
 ]
 

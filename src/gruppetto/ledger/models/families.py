@@ -68,10 +68,14 @@ class Family:
     """Sinks in layers with a window alone."""
     window_kv: int = 1
     """KV heads of layers with a window, as a multiple of the others', where the config does not say."""
-    state: Literal["", "mamba1", "mamba2", "delta", "delta_split", "delta_parts", "kda", "lightning", "conv"] = ""
+    state: Literal[
+        "", "mamba1", "mamba_heads", "mamba2", "delta", "delta_split", "delta_parts", "kda", "lightning", "conv"
+    ] = ""
     """What its linear_attention layers are; empty = by the config's keys."""
     beside: bool = False
     """Attention and state side by side in each layer."""
+    shared_blocks: bool = False
+    """Some layers go through transformer blocks that they share (Zamba)."""
     pattern: int = 0
     """Every n-th layer attends to all tokens and the others to a window, where the config has no layer types."""
     # feed forward
@@ -262,6 +266,8 @@ FAMILIES: Mapping[str, Family] = {
         state="mamba2",
         router_bias="buffer",
     ),
+    "zamba": Family(norms=("input_layernorm",), final="final_layernorm", state="mamba_heads", shared_blocks=True),
+    "zamba2": Family(norms=("input_layernorm",), final="final_layernorm", state="mamba2", shared_blocks=True),
     "mamba": Family(
         root="backbone.", embed="embeddings", final="norm_f", mamba="mixer.", norms=("norm",), state="mamba1"
     ),
@@ -293,6 +299,31 @@ FAMILIES: Mapping[str, Family] = {
         fused_qkv="c_attn",
         out="c_proj",
         names=("", "c_fc", "c_proj"),
+    ),
+    "gptj": Family(
+        root="transformer.",
+        layer="h.*.",
+        embed="wte",
+        final="ln_f",
+        attention="attn.",
+        norms=("ln_1",),
+        norm_bias=True,
+        out="out_proj",
+        form="plain",
+        names=("", "fc_in", "fc_out"),
+        mlp_bias=True,
+        head_bias=True,
+    ),
+    "persimmon": replace(
+        _BIASED,
+        final="final_layernorm",
+        fused_qkv="query_key_value",
+        out="dense",
+        names=("", "dense_h_to_4h", "dense_4h_to_h"),
+        qk_norm="head",
+        qk_norm_key="qk_layernorm",
+        qk_norm_bias=True,
+        qk_norm_names=("q_layernorm", "k_layernorm"),
     ),
     "gpt_neox": replace(
         _BIASED,

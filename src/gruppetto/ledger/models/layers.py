@@ -52,6 +52,8 @@ def layers_of(keys: Keys, family: Family, layers: int) -> list[Layer]:
     if blocks is not None:
         return blocks
     mixers, feeds = _mixers(keys, family, layers), _feeds(keys, layers)
+    if family.shared_blocks:
+        feeds = ["none"] * layers
     shared = keys.whole("num_kv_shared_layers", least=0, default=0)
     hashed = keys.whole("num_hash_layers", least=0, default=0)
     return [
@@ -94,8 +96,27 @@ def _blocks(keys: Keys, family: Family, layers: int) -> list[Layer] | None:
 def _mixers(keys: Keys, family: Family, layers: int) -> list[tuple[str, ...]]:
     if family.beside:
         return [("state", "full")] * layers
+    if family.shared_blocks:
+        kinds = _listed(keys, layers) or _shared_kinds(keys, layers)
+        return [("state",) if kind == "state" else ("state", "hybrid") for kind in kinds]
     kinds = _listed(keys, layers) or _stated(keys, layers) or _windowed(keys, family, layers)
+    if "hybrid" in kinds:
+        family_name = keys.config.get("model_type")
+        raise UserError(
+            f"{keys.name}: what a hybrid layer of model_type {family_name!r} is, is not known; write its layers as "
+            "attention, mamba or linear_attention"
+        )
     return [(kind,) for kind in kinds]
+
+
+def _shared_kinds(keys: Keys, layers: int) -> list[str]:
+    """Zamba's published layout where the config has none: two layers of state, then a shared block every n-th."""
+    if keys.has("attn_layer_period"):
+        period, offset = keys.whole("attn_layer_period"), keys.whole("attn_layer_offset", least=0, default=0)
+        rest = ["hybrid" if index % period == offset else "state" for index in range(layers)]
+        return ["state", "state", "hybrid", *rest][:layers]
+    numbers = keys.several("hybrid_layer_ids") or range(6, layers, 6)
+    return ["hybrid" if index in numbers else "state" for index in range(layers)]
 
 
 def _listed(keys: Keys, layers: int) -> list[str] | None:

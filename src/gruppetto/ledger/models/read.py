@@ -19,6 +19,7 @@ from gruppetto.ledger.models.keys import Keys
 from gruppetto.ledger.models.layers import Layer, experts_of, layers_of
 from gruppetto.ledger.models.model import Model, Tensor
 from gruppetto.ledger.models.parts import Parts
+from gruppetto.ledger.models.shared_blocks import shared_block
 from gruppetto.ledger.models.vision import vision
 
 _TEXT = ("text_config", "llm_config", "language_config")
@@ -117,7 +118,9 @@ def _ends(parts: Parts, keys: Keys, family: Family, tied: bool) -> None:
 def _layers(parts: Parts, keys: Keys, family: Family, layers: list[Layer]) -> None:
     for layer, count in Counter(layers).items():
         for kind in layer.mixers:
-            if kind == "state":
+            if kind == "hybrid":
+                shared_block(parts, keys, family, count)
+            elif kind == "state":
                 states.state(parts, keys, family, layer, count)
             elif kind in ("sparse", "compressed") or (kind == "sliding" and keys.has("o_lora_rank")):
                 compressed.attention(parts, keys, family, kind, count)

@@ -28,6 +28,8 @@ def state(parts: Parts, keys: Keys, family: Family, layer: Layer, count: int) ->
     at = family.root + family.layer
     if kind == "mamba1":
         mixer = _mamba1(parts, keys, family, at + family.mamba, count)
+    elif kind == "mamba_heads":
+        mixer = _mamba_heads(parts, keys, at + family.mamba, count)
     elif kind == "mamba2":
         mixer = _mamba2(parts, keys, family, at + family.mamba, count)
     elif kind == "kda":
@@ -89,6 +91,26 @@ def _mamba1(parts: Parts, keys: Keys, family: Family, at: str, count: int) -> Mi
     if family.feed == "feed_forward.":  # Jamba norms what the selection is made from
         for name, length in (("dt_layernorm", rank), ("b_layernorm", size), ("c_layernorm", size)):
             parts.norm(at + name, length, count)
+    return _mixer(count, inner * size, inner, kernel, SSM_FLOPS)
+
+
+def _mamba_heads(parts: Parts, keys: Keys, at: str, count: int) -> Mixer:
+    """Zamba's Mamba 1 with heads: the selection of each head is made from its own channels."""
+    hidden, size = keys.whole("hidden_size"), keys.whole("mamba_d_state")
+    heads, inner = keys.whole("n_mamba_heads"), keys.whole("mamba_expand", default=2) * hidden
+    rank = keys.raw("mamba_dt_rank")
+    rank = math.ceil(hidden / 16) if rank in (None, "auto") else keys.checked("mamba_dt_rank", rank)
+    kernel, each, bias = keys.whole("mamba_d_conv", default=4), max(1, inner // heads), keys.flag("mamba_proj_bias")
+    parts.linear(at + "in_proj", 2 * inner, hidden, "state", count, bias=bias)
+    parts.add(at + "conv1d.weight", (inner, 1, kernel), "state", count)
+    if keys.flag("mamba_conv_bias", default=True):
+        parts.add(at + "conv1d.bias", (inner,), "state", count)
+    parts.matrices(at + "x_proj_weight", (heads, rank + 2 * size, each), "state", count)
+    parts.matrices(at + "dt_proj_weight", (heads, each, rank), "state", count)
+    parts.add(at + "dt_proj_bias", (heads, each), "state", count)
+    parts.add(at + "A_log", (heads, each, size), "state", count)
+    parts.add(at + "D", (heads, each), "state", count)
+    parts.linear(at + "out_proj", hidden, inner, "state", count, bias=bias)
     return _mixer(count, inner * size, inner, kernel, SSM_FLOPS)
 
 
