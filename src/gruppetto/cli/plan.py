@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gruppetto.errors import UserError
+
 if TYPE_CHECKING:
+    from gruppetto.ledger.plan.placements import Placed
     from gruppetto.ledger.plan.plan import Plan
 
 EXAMPLE = (
@@ -121,43 +125,101 @@ def _output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--json", metavar="FILE", help="write everything as JSON (- = standard output, and no table)")
     group.add_argument("--html", metavar="FILE", help="write one page with charts")
+    group.add_argument(
+        "--request", metavar="FILE", help="write what the run asks of a platform (JSON, with Ray bundles)"
+    )
     group.add_argument("--write", metavar="FILE", help="write the recommended run as run.toml")
     group.add_argument("--placement", metavar="NAME", help="write this placement instead of the recommended one")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from gruppetto.cli.plan_arguments import ask_of
+    from gruppetto.cli.plan_arguments import ask_of, workload_of
     from gruppetto.ledger.plan.advice import read_sweep, sweep, usual_sweeps
     from gruppetto.ledger.plan.plan import plan
 
-    ask = ask_of(args)
+    given = workload_of(args)
+    ask = ask_of(args, given)
     sweeps = [sweep(ask, *read_sweep(text)) for text in args.sweep]
     if args.html and not sweeps:
         sweeps = list(usual_sweeps(ask))
     found = plan(ask, sweeps)
-    quiet = args.json == "-"
+    if args.simulate:
+        from gruppetto.cli.plan_simulated import simulated
+
+        found = replace(found, simulated_s=simulated(found, given.name))
+    quiet = "-" in (args.json, args.request)
     if not quiet:
         from gruppetto.cli.plan_text import show
 
         show(found, why=args.why)
     if args.json or args.html:
         _write_data(found, args)
+    if args.request:
+        from gruppetto.ledger.plan.request import request
+
+        write_json(args.request, request(found, _chosen(found, args)))
+    if args.write:
+        _write_run(found, args, given.name)
     return 0
+
+
+def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
+    """run.toml of the recommended placement, or of the one that was asked for."""
+    from gruppetto.ledger.plan.written import run_toml
+
+    placed = _chosen(found, args)
+    if placed.name == "elastic":
+        known = ", ".join(key for key in found.placed if key != "elastic") or "one more in --compare"
+        raise UserError(f"--write of elastic: no run can lend GPUs yet; write --placement and one of {known}")
+    folder = Path(args.model)
+    model = str(folder if folder.is_dir() else folder.parent) if folder.exists() else ""
+    text = run_toml(found, placed, workload=workload, model_path=model, command=_command())
+    write_text(Path(args.write), text)
+    print(f"{args.write}: {placed.name}; gruppetto simulate {args.write}", file=sys.stderr)
+
+
+def _chosen(found: Plan, args: argparse.Namespace) -> Placed:
+    """The recommended placement, or the one that was asked for."""
+    name = args.placement or found.recommendation.placement
+    if name not in found.placed:
+        raise UserError(
+            f"--placement {name}: it is not among the placements of this plan; write one of {', '.join(found.placed)}"
+        )
+    return found.placed[name]
+
+
+def write_json(target: str, data: Any) -> None:
+    """Writes JSON to a file, or to standard output for `-`."""
+    import json
+
+    text = json.dumps(data, indent=2)
+    if target == "-":
+        print(text)
+    else:
+        write_text(Path(target), text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file. Raises `UserError` where that cannot be."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; write another file") from None
+
+
+def _command() -> str:
+    return shlex.join(["gruppetto", *sys.argv[1:]])
 
 
 def _write_data(found: Plan, args: argparse.Namespace) -> None:
     """JSON and the page."""
-    import json
-
     from gruppetto.ledger.plan.as_json import as_json
 
-    data: dict[str, Any] = as_json(found, command=shlex.join(["gruppetto", *sys.argv[1:]]), split=bool(args.html))
-    if args.json == "-":
-        print(json.dumps(data, indent=2))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    data: dict[str, Any] = as_json(found, command=_command(), split=bool(args.html))
+    if args.json:
+        write_json(args.json, data)
     if args.html:
         from gruppetto.ledger.page import page
 
-        Path(args.html).write_text(page(data), "utf-8")
+        write_text(Path(args.html), page(data))

@@ -1,4 +1,6 @@
-"""From the words of `gruppetto plan` to an `Ask`: models, GPUs, workloads, layouts. Raises `UserError` for what is none."""
+"""From the words of `gruppetto plan` to an `Ask`: models, GPUs, workloads, layouts.
+
+Raises `UserError` for words that name nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +38,8 @@ class Given:
     """A value of sim.workload that draws the same; empty where [sim.lengths] says it."""
 
 
-def ask_of(args: argparse.Namespace) -> Ask:
-    """The whole ask of a command line."""
-    given = workload_of(args)
+def ask_of(args: argparse.Namespace, given: Given) -> Ask:
+    """The whole ask of a command line with its workload."""
     judge = Judge(model=model_of(args.judge)) if args.judge else None
     return Ask(
         model=model_of(args.model),
@@ -91,8 +92,8 @@ def workload_of(args: argparse.Namespace) -> Given:
     known = [*KINDS, *FAMILIES, *PUBLISHED]
     near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
     raise UserError(
-        f"--workload {name}: no kind ({', '.join(KINDS)}), no named workload ({', '.join([*FAMILIES, *PUBLISHED])}) and "
-        f"no file; write --workload {near} or the path of recorded rollouts"
+        f"--workload {name}: no kind ({', '.join(KINDS)}), no named workload ({', '.join([*FAMILIES, *PUBLISHED])}) "
+        f"and no file; write --workload {near} or the path of recorded rollouts"
     )
 
 
@@ -212,7 +213,8 @@ def train_layout(text: str | None) -> TrainLayout | None:
     if not text:
         return None
     parts = _parts(text, "tp pp ep cp dp", "train")
-    return TrainLayout(**parts, shard="full" if math.prod(parts.values()) == parts.get("dp", 1) else "optimizer")
+    cut = math.prod(size for name, size in parts.items() if name != "dp")
+    return replace(TrainLayout(shard="full" if cut == 1 else "optimizer"), **parts)  # type: ignore[arg-type]
 
 
 def _split(text: str | None) -> tuple[int, int] | None:

@@ -61,8 +61,8 @@ def _asked(plan: Plan) -> Iterator[str]:
     rollouts = ask.rollouts
     active = f", {model.active_params / 1e9:.3g} B active" if model.experts else ""
     yield (
-        f"{model.name}: {model.params:,} parameters{active}; {show_size(model.weight_bytes(ask.serve_dtype))} of weights "
-        f"in {ask.serve_dtype}; KV {_kv_words(plan)}"
+        f"{model.name}: {model.params:,} parameters{active}; {show_size(model.weight_bytes(ask.serve_dtype))} of "
+        f"weights in {ask.serve_dtype}; KV {_kv_words(plan)}"
     )
     longest = ask.lengths.longest(ask.groups, ask.group_size)
     yield (
@@ -126,14 +126,17 @@ def _stages(plan: Plan) -> Table:
 
 
 def _placements(plan: Plan) -> Table:
+    simulated = ["simulated"] if plan.simulated_s else []
     table = _table(
-        "placement", "step", "ideal", "GPUs at work", "ceiling", "MFU", "rollout:train", "engine", "trainer", "stale",
-        "loses most by",
+        "placement", "step", *simulated, "ideal", "at work", "ceiling", "MFU", "rollout:train", "engines", "trainer",
+        "stale", "loses most by",
     )  # fmt: skip
     for one in plan.placed.values():
+        seen = plan.simulated_s.get(one.name)
         table.add_row(
             one.name,
             show_seconds(one.step_s.value),
+            *([show_seconds(seen) if seen is not None else "-"] if simulated else []),
             show_seconds(one.ideal_s.value),
             show_share(one.utilization.value),
             show_share(one.ceiling.value),
@@ -187,13 +190,15 @@ def _moved(plan: Plan) -> Iterator[str]:
     chosen, less = plan.chosen, plan.delta()
     one = chosen.sync
     yield (
-        f"Weight sync ({one.how} over {one.link.name}): {show_size(one.total.value)} in {one.buckets.value:,.0f} buckets, "
+        f"Weight sync ({one.how} over {one.link.name}): {show_size(one.total.value)} in {one.buckets.value:,.0f} "
+        "buckets, "
         f"{show_seconds(one.expected.value)} expected, {show_seconds(one.bound.value)} at least, "
         f"{one.share_of(chosen.step_s.value):.1%} of the step; as a delta of {plan.ask.density:.1%} of the weights "
         f"{show_size(less.payload.value)}, {show_seconds(less.expected.value)}"
     )
     if chosen.switch is not None:
-        yield f"Hand-over: {show_seconds(chosen.switch.seconds.value)}, {chosen.switch.share_of(chosen.step_s.value):.1%} of the step"
+        share = chosen.switch.share_of(chosen.step_s.value)
+        yield f"Hand-over: {show_seconds(chosen.switch.seconds.value)}, {share:.1%} of the step"
         for each in chosen.switch.hand_overs:
             yield (
                 f"  {each.what}, {each.when}: {show_size(each.bytes.value)} a GPU, {each.route}, "
@@ -253,8 +258,10 @@ def _figures(found: dict[str, Figure]) -> Iterator[str]:
 
 
 def _value(figure: Figure) -> str:
-    shown = {"bytes": show_size, "FLOP": show_flops, "s": show_seconds, "": lambda value: f"{value:.3g}"}
-    return shown[figure.unit](figure.value) if figure.unit in shown else f"{figure.value:,.6g} {figure.unit}"
+    shown = {"bytes": show_size, "FLOP": show_flops, "s": show_seconds}
+    if figure.unit in shown:
+        return shown[figure.unit](figure.value)
+    return f"{figure.value:,.6g} {figure.unit}".rstrip()
 
 
 def _from(figure: Figure) -> str:

@@ -33,7 +33,7 @@ def as_json(plan: Plan, *, command: str = "", split: bool = False) -> Json:
         "workload": _workload(plan),
         "kv": _kv(chosen),
         "stages": {name: _stage(stage, ask.gpu.bf16_flops) for name, stage in stages.items()},
-        "placements": {name: _placed(one, ask.gpu.bf16_flops, ask.gpu.memory) for name, one in plan.placed.items()},
+        "placements": {name: _placed(plan, one) for name, one in plan.placed.items()},
         "sync": _sync(plan),
         "switch": _switch(plan),
         "sweeps": [_sweep(one) for one in plan.sweeps],
@@ -172,9 +172,10 @@ def _moved(seconds: Figure, total: Figure, gpus: int, held: Figure) -> Json:
     return {"flops": 0.0, **{name: figure.value for name, figure in parts.items()}, "figures": _figures(parts)}
 
 
-def _placed(placed: Placed, peak: float, memory_bytes: float) -> Json:
+def _placed(plan: Plan, placed: Placed) -> Json:
     found = placed.forecast
-    items = losses(placed, peak)
+    items = losses(placed, plan.ask.gpu.bf16_flops)
+    seen = plan.simulated_s.get(placed.name)
     named = {
         "step_s": placed.step_s,
         "rollout_s": found.rollout_s,
@@ -195,6 +196,7 @@ def _placed(placed: Placed, peak: float, memory_bytes: float) -> Json:
     return {
         "step_s": placed.step_s.value,
         "ideal_s": placed.ideal_s.value,
+        **({"simulated_s": seen} if seen is not None else {}),
         "utilization": placed.utilization.value,
         "ceiling": placed.ceiling.value,
         "mfu": items[0].share,
@@ -205,7 +207,7 @@ def _placed(placed: Placed, peak: float, memory_bytes: float) -> Json:
         "timeline": spans(placed),
         "losses": [asdict(item) for item in items],
         "layouts": _layouts(placed),
-        "memory": memory(placed, memory_bytes),
+        "memory": memory(placed, plan.ask.gpu.memory),
         "figures": _figures(named),
     }
 

@@ -24,8 +24,8 @@ from gruppetto.ledger.transfers.switch import Switch, switch
 from gruppetto.ledger.transfers.sync import Sync, sync
 from gruppetto.ledger.units import show_seconds, show_share
 
-HAND_OVERS = 2
-"""Of lent GPUs in a step: to the engines and back."""
+TRIED = 2
+"""Splits, the best by their bounds, whose expected step is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class Placed:
     """Expected age of a trained token, in versions."""
     tokens: float
     """Model tokens of a batch."""
+    trained_tokens: float
+    """With prompts and observations."""
     lent_s: float = 0.0
     """Seconds of a step in which trainer GPUs generate (elastic)."""
 
@@ -81,6 +83,7 @@ class Placements:
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.sides = Sides(ask)
+        self._known: dict[tuple[str, int], Placed] = {}
 
     def place(self, name: str, rollout_gpus: int | None = None) -> Placed:
         """One placement; what is not colocated on `rollout_gpus` GPUs for rollouts, or the best number of them."""
@@ -139,9 +142,16 @@ class Placements:
             ),
             staleness=Figure(0.0, "versions", "strictly on-policy"),
             tokens=ask.rollouts.tokens,
+            trained_tokens=ask.rollouts.trained_tokens,
         )
 
     def _apart(self, name: str, rollout_gpus: int) -> Placed:
+        """Two sides; made once for each split."""
+        if (name, rollout_gpus) not in self._known:
+            self._known[name, rollout_gpus] = self._two_sides(name, rollout_gpus)
+        return self._known[name, rollout_gpus]
+
+    def _two_sides(self, name: str, rollout_gpus: int) -> Placed:
         ask = self.ask
         rollout = self.sides.rollout(rollout_gpus)
         trainer = self.sides.trainer(ask.gpus - rollout_gpus)
@@ -169,6 +179,7 @@ class Placements:
             ),
             staleness=_staleness(schedule),
             tokens=ask.rollouts.tokens,
+            trained_tokens=ask.rollouts.trained_tokens,
         )
 
     def _elastic(self, rollout_gpus: int) -> Placed:
@@ -215,6 +226,7 @@ class Placements:
             ideal_s=Figure(min(base.ideal_s.value, step.value), "s", base.ideal_s.formula),
             staleness=base.staleness,
             tokens=base.tokens,
+            trained_tokens=base.trained_tokens,
             lent_s=lent,
         )
 
@@ -265,7 +277,7 @@ class Placements:
             self.place_or_say(name)
         kind = "async" if name == "elastic" and self.ask.max_staleness else name
         kind = "disaggregated" if kind == "elastic" else kind
-        return min(ranked[:3], key=lambda count: self._apart(kind, count).step_s.value)
+        return min(ranked[:TRIED], key=lambda count: self._apart(kind, count).step_s.value)
 
     def place_or_say(self, name: str) -> None:
         """Raises the `UserError` that says why no split fits."""

@@ -5,8 +5,8 @@ Promise: a plan without sweeps takes well under half a second; every number in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, place_all, recommend
 from gruppetto.ledger.plan.ask import Ask
@@ -22,6 +22,8 @@ class Plan:
     placed: Values
     recommendation: Recommendation
     sweeps: tuple[Sweep, ...] = ()
+    simulated_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a simulated step by placement, where they were asked for."""
 
     @property
     def chosen(self) -> Placed:

@@ -72,7 +72,7 @@ def _busy(found: Environment, wall_s: float) -> Figure:
     least = found.turns * found.execution_s
     if wall_s < least:
         raise UserError(
-            f"--wall {wall_s:,.0f} s is less than the {least:,.0f} s that the {found.turns:g} executions of one rollout "
-            f"take one after the other; write --wall {least:,.0f}s or more"
+            f"--wall {wall_s:,.0f} s is less than the {least:,.0f} s that the {found.turns:g} executions of one "
+            f"rollout take one after the other; write --wall {least:,.0f}s or more"
         )
     return Figure(-(-work_s // wall_s), "sandboxes", f"ceil({work_s:,.0f} s of executions / {wall_s:,.0f} s)")

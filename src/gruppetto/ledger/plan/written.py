@@ -1,0 +1,122 @@
+"""A placement as a run.toml: the sizes and choices for `train`, and the engine's and trainer's prices for `simulate`.
+
+Promise: simulated, the config is the run that the plan forecast: same lengths, prices, sizes and scheduling.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gruppetto.ledger.lengths import LognormalLengths
+from gruppetto.ledger.plan.placements import Placed
+from gruppetto.ledger.plan.plan import Plan
+
+STEPS = 20
+SLACK = 8
+"""Times the longest rollout alone takes after which one counts as lost."""
+
+Tables = dict[str, dict[str, Any]]
+
+
+def run_toml(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = "", command: str = "") -> str:
+    """The text of a run.toml. `workload`: a value of sim.workload that draws the asked lengths, where one does."""
+    head = [f"# {placed.name}: {placed.step_s.value:,.1f} s a step expected ({placed.step_s.formula})"]
+    if command:
+        head.insert(0, f"# {command}")
+    if not model_path:
+        head.append("# train: give model.path (a Hugging Face folder) and data.path; simulate needs neither")
+    return "\n".join([*head, *_lines(tables(plan, placed, workload=workload, model_path=model_path))]) + "\n"
+
+
+def tables(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = "") -> Tables:
+    """The same as plain data, table by table."""
+    ask = plan.ask
+    context = ask.context + 1
+    slow_s = SLACK * placed.forecast.critical_s.value + placed.step_s.value
+    found: Tables = {
+        "run": {
+            "name": f"plan-{placed.name}",
+            "steps": STEPS,
+            "placement": "colocated" if placed.colocated else "disaggregated",
+        }
+    }
+    if model_path:
+        found["model"] = {"path": model_path, "dtype": "bfloat16"}
+    found |= {
+        "rollout": {
+            "prompts_per_step": ask.groups,
+            "group_size": ask.group_size,
+            "max_tokens": ask.lengths.cap,
+            "timeout_s": float(max(600, math.ceil(slow_s))),
+        },
+        "scheduler": _scheduler(placed),
+        "engine": {"count": placed.rollout.count, "slots": placed.rollout.prices.slots, "context": context},
+        "sim": _prices(placed) | {"workload": workload or "lengths"},
+    }
+    if not workload:
+        found["sim.lengths"] = _lengths(plan)
+    return found
+
+
+def _scheduler(placed: Placed) -> dict[str, Any]:
+    schedule = placed.schedule
+    found: dict[str, Any] = {"type": "layered"}
+    if schedule.max_staleness:
+        found |= {"max_staleness": schedule.max_staleness, "depth": float(schedule.depth)}
+    return found
+
+
+def _prices(placed: Placed) -> dict[str, Any]:
+    model, tokens = placed.rollout.prices, placed.trained_tokens
+    return {
+        "decode_base_s": model.base_s,
+        "decode_weights_s": model.weights_s,
+        "decode_kv_s": model.kv_token_s,
+        "decode_compute_s": model.compute_row_s,
+        "decode_row_s": model.row_s,
+        "prefill_token_s": model.prefill_token_s,
+        "kv_tokens": model.kv_capacity,
+        "train_token_s": placed.trainer.seconds / tokens,
+        "publish_s": placed.sync.expected.value,
+        "switch_s": placed.switch.seconds.value if placed.colocated and placed.switch else 0.0,
+    }
+
+
+def _lengths(plan: Plan) -> dict[str, Any]:
+    ask, lengths = plan.ask, plan.ask.lengths
+    assert isinstance(lengths, LognormalLengths)  # recorded ones have a name
+    spread = lengths.s_b**2 + lengths.s_w**2
+    found: dict[str, Any] = {
+        "mean_tokens": lengths.mean,
+        "cv": math.sqrt(math.expm1(spread)),
+        "icc": lengths.icc,
+        "runaway_share": lengths.q0,
+        "prompt_tokens": max(1, ask.prompt_tokens),
+    }
+    if ask.tools is not None:
+        found |= {
+            "turn_tokens": ask.tools.turn_tokens,
+            "observation_tokens": ask.tools.observation_tokens,
+            "tool_median_s": ask.tools.median_s,
+            "tool_sigma": ask.tools.sigma,
+        }
+    return found
+
+
+def _lines(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for table, values in found.items():
+        yield ""
+        yield f"[{table}]"
+        for key, value in values.items():
+            yield f"{key} = {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A number or a string as TOML; 7 digits say enough of a price."""
+    if isinstance(value, float):
+        short = f"{value:.7g}"
+        return short if any(mark in short for mark in ".en") else f"{short}.0"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value).lower()
