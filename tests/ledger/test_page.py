@@ -163,6 +163,26 @@ def test_losses_fill_their_bar_and_idle_fills_each_lane() -> None:
         assert sum(row) + len(row) == pytest.approx(888 * step / longest, abs=1.0 + 0.75)
 
 
+def test_what_no_span_covers_is_idle_at_both_ends() -> None:
+    plan = copy.deepcopy(PLAN)
+    plan["placements"] = {"async": {"step_s": 100.0}}
+    plan["placements"]["async"]["timeline"] = [
+        {"lane": lane, "stage": stage, "start_s": start, "end_s": end}
+        for lane, stage, start, end in (
+            ("a", "generate", 0, 100),
+            ("b", "train", 10, 60),
+            ("b", "waiting for a", 60, 70),
+        )
+    ]
+    document = Document(page(plan))
+    lanes = widths(document, "timeline")[:2]
+    assert [len(row) for row in lanes] == [1, 4]
+    assert [round(width + 1) for width in lanes[1]] == [444, 89, 89, 266]
+    says = [words for tag, words in document.texts if tag == "title"]
+    assert "idle, b (async): 30 s, 30 % of the step, from 70 s to 100 s" in says
+    assert "waiting for a, b (async): 10 s, 10 % of the step, from 60 s to 70 s" in says
+
+
 def test_spans_that_overlap_get_rows_of_their_own() -> None:
     plan = copy.deepcopy(PLAN)
     plan["placements"] = {"async": plan["placements"]["async"]}
