@@ -36,7 +36,7 @@ def headline(plan: Mapping[str, Any]) -> str:
         facts.append(f"a step takes {lasting(step, longest)}")
     if (use := real(chosen.get("utilization"))) is not None:
         top = real(chosen.get("ceiling"))
-        facts.append(f"utilisation is {share(use)}" + (f" of at most {share(top)}" if top is not None else ""))
+        facts.append(f"utilisation is {share(use)}" + (f" (its ceiling {share(top)})" if top is not None else ""))
     return said + (f": {', '.join(facts)}." if facts else ".")
 
 

@@ -96,7 +96,8 @@ def _where(axis: str, kind: str, rows: Sequence[str]) -> Callable[[int, Any], tu
     """From a point's index and place: where it is drawn, and the words for it."""
     if rows:
         return lambda index, at: (float(index), str(at))
-    return lambda index, at: (float(at), f"{axis_words(axis)} {with_unit(at, '' if kind == 'GPUs' else kind)}")
+    named = {"GPUs": "", "tokens": ""}  # the axis is named for its unit
+    return lambda index, at: (float(at), f"{words(axis)} {with_unit(at, named.get(kind, kind))}")
 
 
 def _series(

@@ -101,7 +101,10 @@ def stages(given: Mapping[str, Mapping[str, Any]]) -> str:
     columns = [
         (key, name) for key, name in _STAGE_COLUMNS if any(real(stage.get(key)) is not None for stage in given.values())
     ]
-    rows = [[words(name)] + [_cell(key, stage.get(key)) for key, _ in columns] for name, stage in given.items()]
+    rows = [
+        [words(name)] + [_cell(key, stage.get(key)).removesuffix(" GPU-s") for key, _ in columns]
+        for name, stage in given.items()
+    ]
     below = "".join(figures(stage.get("figures") or (), words(name)) for name, stage in given.items())
     return table(["stage", *(name for _, name in columns)], rows) + below
 
