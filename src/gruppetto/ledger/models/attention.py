@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.models.families import UNKNOWN, Family
+from gruppetto.ledger.models.families import Family
 from gruppetto.ledger.models.keys import Keys
 from gruppetto.ledger.models.layers import Layer
 from gruppetto.ledger.models.model import Mixer
@@ -132,7 +132,7 @@ def _biases(keys: Keys, family: Family) -> tuple[bool, bool]:
 
 def _query_key_norms(parts: Parts, keys: Keys, family: Family, layer: Layer, heads: Heads, count: int) -> None:
     form, on = family.qk_norm, not family.qk_norm_key or keys.flag(family.qk_norm_key)
-    if family == UNKNOWN and keys.flag("use_qk_norm", default=keys.flag("qk_layernorm")):
+    if family.general and keys.flag("use_qk_norm", default=keys.flag("qk_layernorm")):
         form = "full" if keys.raw("qk_norm_type") == "per_layer" else "head"
     if not form or not on:
         return

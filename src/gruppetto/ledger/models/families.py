@@ -23,8 +23,12 @@ JAMBA = ("input_layernorm", "pre_ff_layernorm")
 class Family:
     """One model_type's facts. None = the config's own key decides."""
 
+    general: bool = False
+    """Nothing is known but the usual decoder: the config's keys decide all."""
     # names of tensors in the checkpoint
     root: str = "model."
+    nested: str = "model.language_model."
+    """`root` inside a model with a vision part."""
     layer: str = "layers.*."
     embed: str = "embed_tokens"
     final: str = "norm"
@@ -168,6 +172,13 @@ FAMILIES: Mapping[str, Family] = {
         norms=(*PRE, "post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
     "glm4_moe": _GLM_MOE,
+    "glm4v_text": Family(
+        form="fused",
+        names=("", "gate_up_proj", "down_proj"),
+        qkv_bias=True,
+        o_bias=False,
+        norms=(*PRE, "post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
     "glm4v_moe_text": replace(_GLM_MOE, qk_norm_key="", qk_norm=""),
     "glm4_moe_lite": _DEEPSEEK,
     "glm_moe_dsa": replace(_DEEPSEEK, mlp_bias=False),
@@ -188,7 +199,12 @@ FAMILIES: Mapping[str, Family] = {
         router_weight_bias=True,
     ),
     "llama4_text": Family(
-        feed="feed_forward.", experts="transposed", router="router", shared="always", shared_name="shared_expert"
+        nested="language_model.model.",
+        feed="feed_forward.",
+        experts="transposed",
+        router="router",
+        shared="always",
+        shared_name="shared_expert",
     ),
     "minimax_m2": replace(_MOE_W, qk_norm="full", router_bias="buffer"),
     "minimax": replace(_MOE_W, state="lightning"),
@@ -232,7 +248,7 @@ FAMILIES: Mapping[str, Family] = {
         shared="always",
         shared_name="shared_mlp",
     ),
-    "hy_v3": Family(qk_norm="head", router_bias="buffer", router="router.gate"),
+    "hy_v3": Family(qk_norm="head", router_bias="buffer"),
     "afmoe": Family(
         norms=(*PRE, "pre_mlp_layernorm", "post_mlp_layernorm"),
         qk_norm="head",
@@ -355,7 +371,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 FAMILIES = {**FAMILIES, "gpt_bigcode": FAMILIES["gpt2"], "lfm2_moe": replace(FAMILIES["lfm2"], expert_names=_W)}
 
-UNKNOWN = Family(bias_keys=("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "bias"))
+UNKNOWN = Family(
+    general=True, bias_keys=("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "bias")
+)
 """The general rule for any other model_type."""
 
 

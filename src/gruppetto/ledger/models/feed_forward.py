@@ -7,7 +7,7 @@ Source: the modelling code of Hugging Face transformers 5.
 from __future__ import annotations
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.models.families import UNKNOWN, Family
+from gruppetto.ledger.models.families import Family
 from gruppetto.ledger.models.keys import Keys
 from gruppetto.ledger.models.layers import Layer, experts_of
 from gruppetto.ledger.models.model import Kind
@@ -143,7 +143,7 @@ def _router(parts: Parts, keys: Keys, family: Family, layer: Layer, at: str, exp
     if family.router_bias == "parameter":
         parts.add(name, (experts,), "router", count)
     elif family.router_bias == "buffer" or (
-        family == UNKNOWN and (keys.raw("topk_method") == "noaux_tc" or keys.flag("use_routing_bias"))
+        family.general and (keys.raw("topk_method") == "noaux_tc" or keys.flag("use_routing_bias"))
     ):
         parts.add(name, (experts,), "buffer", count)
 

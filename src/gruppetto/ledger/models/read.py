@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gruppetto.errors import UserError
@@ -45,6 +46,8 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
             f"model_type {model_type!r} is not known here: its biases and norms are taken from the config's keys and "
             "the usual decoder layout alone."
         )
+    if text is not config and isinstance(config.get("vision_config"), Mapping):
+        family = replace(family, root=family.nested)
     keys = Keys(text, defaults_of(model_type), name)
     for names in (_WIDTH, _DEPTH):
         if all(text.get(key) is None for key in names):  # a config that lacks these is no whole one, whatever the class

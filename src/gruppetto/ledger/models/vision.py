@@ -198,6 +198,33 @@ def _pixtral(parts: Parts, keys: Keys, outer: Keys, hidden: int) -> None:
     joint.linear("linear_2", hidden, hidden, bias=bias)
 
 
+def _glm(parts: Parts, keys: Keys, outer: Keys, hidden: int) -> None:
+    """GLM-4.1V, 4.5V and 4.6V: RMSNorms and gated MLP, a downsampling convolution and a gated merger."""
+    del outer
+    tower, width, depth = _Tower(parts, "model.visual."), keys.whole("hidden_size"), keys.whole("depth")
+    patch, out, merge = keys.whole("patch_size"), keys.whole("out_hidden_size"), keys.whole("spatial_merge_size")
+    tower.add("embeddings.position_embedding.weight", (keys.whole("image_size") // patch) ** 2, width)
+    channels, time = keys.whole("in_channels", "in_chans"), keys.whole("temporal_patch_size")
+    tower.add("patch_embed.proj.weight", width, channels, time, patch, patch)
+    tower.add("patch_embed.proj.bias", width)
+    at, bias = "blocks.*.", keys.flag("attention_bias")
+    tower.norm(at + "norm1", width, depth, bias=False)
+    tower.norm(at + "norm2", width, depth, bias=False)
+    tower.linear(at + "attn.qkv", 3 * width, width, depth, bias=bias)
+    tower.linear(at + "attn.proj", width, width, depth, bias=False)
+    for name, rows, into in (("gate_proj", out, width), ("up_proj", out, width), ("down_proj", width, out)):
+        tower.linear(f"{at}mlp.{name}", rows, into, depth, bias=False)
+    inner = keys.whole("intermediate_size")
+    tower.linear("merger.proj", out, out, bias=False)
+    tower.norm("merger.post_projection_norm", out)
+    for name, rows, into in (("gate_proj", inner, out), ("up_proj", inner, out), ("down_proj", out, inner)):
+        tower.linear(f"merger.{name}", rows, into, bias=False)
+    tower.norm("post_conv_layernorm", width, bias=False)
+    tower.add("downsample.weight", out, width, merge, merge)
+    tower.add("downsample.bias", out)
+    tower.norm("post_layernorm", width, bias=False)
+
+
 _TOWERS: Mapping[str, Callable[[Parts, Keys, Keys, int], None]] = {
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision",
@@ -205,6 +232,7 @@ _TOWERS: Mapping[str, Callable[[Parts, Keys, Keys, int], None]] = {
         _qwen,
     ),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision", "qwen2_5_vl", "qwen2_5_vl_vision"), _qwen2),
+    **dict.fromkeys(("glm4v", "glm4v_vision", "glm4v_moe", "glm4v_moe_vision"), _glm),
     "siglip_vision_model": _siglip,
     "gemma3": _siglip,
     "gemma4_vision": _gemma4,
