@@ -183,14 +183,14 @@ def test_a_trace_of_draws_says_what_their_distribution_says() -> None:
 def test_tool_calls_by_their_mean_and_their_tail() -> None:
     tools = Tools(turn_tokens=250, median_s=0.4, sigma=1.7, stuck_share=0.002, stuck_s=(120.0, 600.0))
     assert tools.mean_s == pytest.approx(0.998 * 0.4 * np.exp(1.7**2 / 2) + 0.002 * 360)
-    share, calls = tools.long_calls()
-    assert sum(part for _, part in calls) == pytest.approx(1.0)
-    assert tools.mean_short_s + share * sum(s * part for s, part in calls) == pytest.approx(tools.mean_s)
-    assert 0.002 < share < 0.05
-    assert max(s for s, _ in calls) > 590
+    seconds, below = tools.waits((1, 16))
+    for count, row in zip((1, 16), below, strict=True):
+        assert float((1 - row).sum() * seconds[1]) == pytest.approx(count * tools.mean_s, rel=0.01)
+    at = float(np.interp(200.0, seconds, below[0]))
+    assert 1 - at == pytest.approx(tools.above(200.0), rel=0.02)
+    assert 1 - float(np.interp(200.0, seconds, below[1])) == pytest.approx(16 * tools.above(200.0), rel=0.35)
     assert tools.above(0) == pytest.approx(1.0, abs=1e-6)
     assert tools.above(tools.call_s(0.9)) == pytest.approx(0.1, abs=1e-6)
     assert Tools.from_mean(30.0, turn_tokens=100, sigma=1.0).mean_s == pytest.approx(30.0)
-    assert Tools(turn_tokens=100).long_calls() == (0.0, ())
     with pytest.raises(UserError, match="turn_tokens = 0"):
         Tools(turn_tokens=0)

@@ -1,12 +1,13 @@
 """When the last rollout of a batch ends: not a typical one, so it is computed from the distribution of lengths.
 
 A timeline says how many tokens a rollout that is on an engine all the time has made by t, V(t). One that started at s
-has ended by t if its length is at most V(t) - V(s), less what a tool took from it, so with starts s_b of equal shares
+has ended by t if its length is at most V(t) - V(s), so with starts s_b of equal shares
 
     P(all ended by t) = product over b of ( sum over kinds of weight x P(L <= V(t) - V(s_b) | kind)^G )^(N / bins)
     E[end of the last] = integral of 1 - P
 
-Tool time is in it: short calls at their mean, long ones by their probability and at quantiles of their seconds.
+With tools, one of n turns and W seconds in them has made (V(t) - V(s)) (1 - W / (t - s)); the distribution of W is the
+n-fold convolution of a call's.
 After the typical rollouts have ended the last ones decode alone.
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _TIMES = 320
 _BINS = 16
 _ALONE = 48
+_LEVELS = 80
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +60,7 @@ class Tail:
         )
         tools = self.rollouts.tools
         if tools is not None:
-            most += tools.expected_calls(self.rollouts.lengths.cap) * tools.mean_s + 2 * max(
-                (call_s for call_s, _ in tools.long_calls()[1]), default=0.0
-            )
+            most += float(tools.waits(tuple(number - 1 for number in self._turns[0]))[0][-1]) / 2
         return np.linspace(0.0, most * 1.001, _TIMES)
 
     @cached_property
@@ -129,7 +129,7 @@ class Tail:
         found = np.zeros(len(self.times))
         bins = [table.weights] * len(self._starts)
         for weights, ended, start in zip(bins, self._ended, self._starts, strict=True):
-            inner = self._first_moment(self._longest_ended(start))
+            inner = self._first_moment(self._could(start))
             mine = size * ended ** (size - 1) * (share * np.minimum(inner, ended * self.rollouts.lengths.cap))
             found += weights @ (mine + size * self.rollouts.prompt_tokens * ended**size)
         return found * self.rollouts.groups / len(self._starts)
@@ -150,10 +150,12 @@ class Tail:
         more = tools.observation_tokens / tools.turn_tokens if tools else 0.0
         lone = 0.0 if self.line is None else made[-1]
         context = self.rollouts.prompt_tokens + min(lone, cap / 2) * (1 + more)
-        steps = np.unique(np.append(np.linspace(1, cap, _ALONE), 8 * cap).astype(int)).tolist()  # tools hold it up
+        steps = np.unique(np.linspace(1, cap, _ALONE).astype(int)).tolist()
         rest = [
             self.model.steps_s(1, int(context + n * more / 2), n) + self.model.prefill_token_s * n * more for n in steps
         ]
+        steps.append(8 * cap)  # nobody makes more than the cap, but a tool holds up who could have
+        rest.append(8 * rest[-1])
         first = 0.0 if self.line is not None else self.model.prefill_token_s * self.rollouts.prompt_tokens
         past = (np.array([clock[-1] + first]), np.array([made[-1]])) if first else (np.empty(0), np.empty(0))
         return (
@@ -174,27 +176,36 @@ class Tail:
     @cached_property
     def _ended(self) -> list[NDArray[Any]]:
         """P(ended | kind), kinds x times, for each start."""
-        return [self._by_kind(self._longest_ended(start), start) for start in self._starts]
+        return [self._ended_by(start) for start in self._starts]
 
-    def _by_kind(self, most: NDArray[Any], start: float) -> NDArray[Any]:
-        """P(L is done | kind), less those that one long call makes late: these are taken to be alike in all kinds."""
+    @cached_property
+    def _turns(self) -> tuple[tuple[int, ...], NDArray[Any]]:
+        """(numbers of turns, P(a rollout has about so many | kind)); at most `_LEVELS` of them."""
         import numpy as np
 
-        found = self._below(most)
+        tools, table = self.rollouts.tools, self._table
+        assert tools is not None
+        most = max(1, round(self.rollouts.lengths.cap / tools.turn_tokens))
+        numbers = np.unique(np.linspace(1, most, min(most, _LEVELS)).round().astype(int))
+        edges = np.append((numbers[:-1] + numbers[1:]) / 2, most + 1) * tools.turn_tokens
+        below = _look_up(table.grid, table.below, edges)
+        return tuple(numbers.tolist()), np.diff(below, prepend=0.0, axis=1)
+
+    def _ended_by(self, start: float) -> NDArray[Any]:
+        """P(a rollout that started at `start` has ended | kind), kinds x times."""
+        import numpy as np
+
+        could, passed = self._could(start), np.maximum(self.times - start, 1e-9)
         tools = self.rollouts.tools
-        long, calls_s = tools.long_calls() if tools is not None else (0.0, ())
-        if tools is None or not long:
-            return found
-        grid, marginal = self._table.grid, self._table.weights @ self._table.below
-        area = np.concatenate([[0.0], np.cumsum((marginal[1:] + marginal[:-1]) / 2 * np.diff(grid))])
-        calls = (grid * marginal - area) / tools.turn_tokens - marginal  # E[calls; L <= grid]
-        done, made = np.interp(most, grid, marginal, left=0.0), np.interp(most, grid, calls, left=0.0)
-        lost = np.zeros(len(most))
-        for call_s, part in calls_s:
-            fewer = self._longest_ended(start, call_s)
-            lost += long * part * (made - np.interp(fewer, grid, calls, left=0.0)).clip(0)  # made late by this call
-        lost = np.minimum(lost, done)
-        return np.asarray(found * (1 - lost / np.maximum(done, 1e-300)))
+        if tools is None:
+            return self._below(could)
+        numbers, shares = self._turns
+        seconds, waited = tools.waits(tuple(number - 1 for number in numbers))
+        ended = np.empty((len(numbers), len(self.times)))
+        for i, number in enumerate(numbers):  # it is gone while a tool runs, and makes nothing
+            spare = passed * (1 - number * tools.turn_tokens / np.maximum(could, 1e-9))
+            ended[i] = np.interp(spare, seconds, waited[i], left=0.0)
+        return np.asarray(shares @ ended)
 
     @cached_property
     def _row_ended(self) -> NDArray[Any]:
@@ -204,25 +215,18 @@ class Tail:
         assert self.line is not None
         found = []
         for row in self.line.rows:
-            most = self._longest_ended(row.started_s)
+            most = self._could(row.started_s)
             below = self._table.below[self.rollouts.lengths.kind(row.rank)]
             found.append(np.interp(most, self._table.grid, below, left=0.0))
         return np.array(found)
 
-    def _longest_ended(self, start: float, call_s: float = 0.0) -> NDArray[Any]:
-        """The length up to which a rollout that started at `start`, with one long call, has ended, on the grid."""
+    def _could(self, start: float) -> NDArray[Any]:
+        """Tokens that a rollout which has been there since `start` has made, on the grid."""
         import numpy as np
 
         clock, made = self._pace
-        passed = self.times - start
         could = np.interp(self.times, clock, made) - float(np.interp(start, clock, made))
-        could = np.where(passed > 0, could, 0.0)
-        tools = self.rollouts.tools
-        if tools is None:
-            return could
-        share = np.clip(1 - call_s / np.maximum(passed, 1e-9), 0.0, 1.0)  # of its time it was there
-        body_s = tools.mean_short_s
-        return np.asarray(could * share / (1 + could * body_s / (tools.turn_tokens * np.maximum(passed, 1e-9))))
+        return np.where(self.times > start, could, 0.0)
 
     def _below(self, tokens: NDArray[Any]) -> NDArray[Any]:
         """P(L <= tokens | kind), kinds x times."""

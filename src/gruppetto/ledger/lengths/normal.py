@@ -31,6 +31,13 @@ def above(z: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.interp(z, grid, tail))
 
 
+def above_exact(z: NDArray[Any]) -> NDArray[Any]:
+    """P(Z > z) to the last bit, one at a time: where differences of it are taken."""
+    import numpy as np
+
+    return np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in z.tolist()])
+
+
 def below(z: float) -> float:
     """P(Z < z)."""
     return _NORMAL.cdf(z)

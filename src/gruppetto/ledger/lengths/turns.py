@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.lengths import normal
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _GOLDEN = 0.6180339887498949
-_LONG = 8.0
-_HALVINGS = 9
-_PARTS = 4
+_CELLS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +56,25 @@ class Tools:
         body = self.median_s * math.exp(self.sigma * self.sigma / 2)
         return (1 - self.stuck_share) * body + self.stuck_share * sum(self.stuck_s) / 2
 
-    def long_calls(self) -> tuple[float, tuple[tuple[float, float], ...]]:
-        """(probability that a call is long, long ones as (seconds, share of them)). Long: `_LONG` means.
+    def waits(self, calls: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(seconds, P(that many calls together take no more)), the second a row for each entry of `calls`."""
+        return _waits(self, calls)
 
-        The shares get finer towards the longest: the rarest of many calls decides who ends last.
-        """
-        return _long_calls(self)
+    def excess(self, seconds: NDArray[Any]) -> NDArray[Any]:
+        """E[(call - seconds)^+] at each of `seconds`."""
+        import numpy as np
 
-    @property
-    def mean_short_s(self) -> float:
-        """Expected seconds that calls which are not long add to a turn."""
-        share, seconds = self.long_calls()
-        return max(0.0, self.mean_s - share * sum(call_s * part for call_s, part in seconds))
+        low, high = self.stuck_s
+        hang = np.clip((low + high) / 2 - seconds, 0, None)
+        if high > low:
+            hang = np.where(seconds > low, np.clip(high - seconds, 0, None) ** 2 / (2 * (high - low)), hang)
+        if not (self.sigma and self.median_s):
+            body = np.clip(self.median_s - seconds, 0, None)
+        else:
+            z = np.log(np.maximum(seconds, 1e-12) / self.median_s) / self.sigma
+            mean_s = self.median_s * math.exp(self.sigma**2 / 2)
+            body = mean_s * normal.above_exact(z - self.sigma) - seconds * normal.above_exact(z)
+        return np.asarray((1 - self.stuck_share) * body + self.stuck_share * hang)
 
     def above(self, seconds: float) -> float:
         """P(a call takes more)."""
@@ -98,27 +107,26 @@ class Tools:
 
 
 @lru_cache(maxsize=64)
-def _long_calls(tools: Tools) -> tuple[float, tuple[tuple[float, float], ...]]:
-    least = _LONG * tools.mean_s
-    share = tools.above(least)
-    if share < 1e-9:
-        return 0.0, ()
-    found, left = [], 1.0
-    for half in range(_HALVINGS):
-        part = left if half == _HALVINGS - 1 else left / 2
-        for i in range(_PARTS):
-            beyond = left - part * (i + 0.5) / _PARTS
-            found.append((_beyond(tools, share * beyond, least), part / _PARTS))
-        left -= part
-    return share, tuple(found)
+def _waits(tools: Tools, calls: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """By fast Fourier transform of one call on a grid whose masses keep its mean: second differences of `excess`."""
+    import numpy as np
+
+    most = max(calls)
+    width = most * tools.mean_s + _rarest(tools) + 1e-6
+    step = width / _CELLS
+    edges = np.arange(_CELLS + 1) * step
+    excess = np.append(tools.excess(edges), 0.0)
+    mass = np.empty(_CELLS + 1)
+    mass[0] = 1 - (excess[0] - excess[1]) / step
+    mass[1:] = (excess[:-2] - 2 * excess[1:-1] + excess[2:]) / step
+    mass = np.clip(mass, 0, None)
+    mass /= mass.sum()
+    waves = np.fft.rfft(mass, 4 * _CELLS)
+    below = [np.cumsum(np.fft.irfft(waves**count, 4 * _CELLS))[: 2 * _CELLS] for count in calls]
+    return np.arange(2 * _CELLS) * step, np.clip(np.array(below), 0.0, 1.0)
 
 
-def _beyond(tools: Tools, share: float, least: float) -> float:
-    """Seconds that so small a share of calls exceeds, by bisection."""
-    low, high = least, max(2 * least, tools.stuck_s[1])
-    while tools.above(high) > share:
-        high *= 2
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tools.above(middle) > share else (low, middle)
-    return high
+def _rarest(tools: Tools) -> float:
+    """Seconds that one call in ten million exceeds, or the longest that hangs."""
+    body = tools.median_s * math.exp(5.2 * tools.sigma)
+    return max(body, tools.stuck_s[1] if tools.stuck_share else 0.0)
