@@ -119,6 +119,13 @@ def _output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sweep", action="append", default=[], metavar="AXIS=…", help="along an axis: mean_tokens=1k..64k, gpus=32,64"
     )
+    group.add_argument(
+        "--only", choices=("kv", "sync", "switch", "sandboxes"), help="one account by itself, with its arithmetic"
+    )
+    group.add_argument("--step", metavar="T", help="with --only: shares of a step of this length, as in 5m")
+    group.add_argument(
+        "--route", choices=("ipc", "node", "network", "disk"), help="with --only sync: what weights travel over"
+    )
     group.add_argument("--why", action="store_true", help="every figure with its arithmetic and source")
     group.add_argument(
         "--simulate", action="store_true", help="run each placement in the simulator beside its forecast"
@@ -139,6 +146,13 @@ def run(args: argparse.Namespace) -> int:
     from gruppetto.ledger.plan.plan import plan
 
     given = workload_of(args)
+    if args.only:
+        from gruppetto.cli.plan_only import show_only
+
+        data = show_only(args, given)
+        if args.json:
+            write_json(args.json, data)
+        return 0
     ask = ask_of(args, given)
     sweeps = [sweep(ask, *read_sweep(text)) for text in args.sweep]
     if args.html and not sweeps:

@@ -18,6 +18,7 @@ from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.lengths import Lengths, LognormalLengths, Tools, TracedLengths
 from gruppetto.ledger.machines.efficiency import Efficiency, efficiency_of
 from gruppetto.ledger.machines.gpus import gpu_of
+from gruppetto.ledger.machines.profile import profile_efficiency
 from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.plan.ask import PLACEMENTS, Ask, Judge, Sandboxes
 from gruppetto.ledger.plan.workloads import KINDS
@@ -34,6 +35,8 @@ class Given:
     lengths: Lengths
     tools: Tools | None
     prompt_tokens: int
+    turns: float = 0.0
+    """Model calls of a rollout where they were given as a number; 0 = as the lengths make them."""
     name: str = ""
     """A value of sim.workload that draws the same; empty where [sim.lengths] says it."""
 
@@ -56,7 +59,7 @@ def ask_of(args: argparse.Namespace, given: Given) -> Ask:
         reference=args.reference,
         critic=args.critic,
         judge=judge,
-        sandboxes=_sandboxes(args, given.tools),
+        sandboxes=_sandboxes(args, given),
         serve_dtype=args.serve_dtype,
         kv_dtype=args.kv_dtype,
         slots=args.slots,
@@ -68,7 +71,7 @@ def ask_of(args: argparse.Namespace, given: Given) -> Ask:
         sync_how=args.sync,
         density=args.density,
         placements=_placements(args.compare, args.max_staleness),
-        efficiency=_efficiency(args.efficiency),
+        efficiency=efficiency_asked(args.efficiency, args.gpu),
     )
 
 
@@ -98,6 +101,7 @@ def workload_of(args: argparse.Namespace) -> Given:
 
 
 def _by_numbers(args: argparse.Namespace, name: str) -> Given:
+    """A kind, with the sizes that are given in place of its own. Its cap leaves room for observations."""
     kind = KINDS[name]
     cap = tokens(args.max_tokens, "--max-tokens") if args.max_tokens else kind.max_tokens
     mean = tokens(args.mean_tokens, "--mean-tokens") if args.mean_tokens else min(kind.mean_tokens, cap // 2)
@@ -110,7 +114,8 @@ def _by_numbers(args: argparse.Namespace, name: str) -> Given:
     turns = kind.turns if args.turns is None else args.turns
     if turns < 1:
         raise UserError(f"--turns {turns:g}: a rollout has one turn at least; write --turns 1 or more")
-    return Given(lengths=lengths, tools=_tools(args, kind, mean, turns), prompt_tokens=prompt)
+    tools = _tools(args, kind, mean, turns)
+    return Given(lengths=lengths, tools=tools, prompt_tokens=prompt, turns=turns if tools else 0.0)
 
 
 def _tools(args: argparse.Namespace, kind: Any, mean: int, turns: float) -> Tools | None:
@@ -172,10 +177,11 @@ def _refuse_sizes(args: argparse.Namespace, name: str) -> None:
             )
 
 
-def _sandboxes(args: argparse.Namespace, tools: Tools | None) -> Sandboxes | None:
-    if not (args.sandbox_seconds or args.sandboxes or args.wall or args.image_size or tools):
+def _sandboxes(args: argparse.Namespace, given: Given) -> Sandboxes | None:
+    if not (args.sandbox_seconds or args.sandboxes or args.wall or args.image_size or given.tools):
         return None
     return Sandboxes(
+        per_rollout=given.turns,
         exec_s=seconds(args.sandbox_seconds, "--sandbox-seconds") if args.sandbox_seconds else 0.0,
         cores=args.sandbox_cores,
         start_s=seconds(args.sandbox_start, "--sandbox-start") if args.sandbox_start else 0.0,
@@ -235,9 +241,9 @@ def _placements(text: str | None, max_staleness: int) -> tuple[str, ...]:
     return names if text or max_staleness else tuple(name for name in names if name != "async")
 
 
-def _efficiency(texts: Sequence[str]) -> Efficiency:
-    """A set's name and `field=value` parts, in any order."""
-    found, changed = efficiency_of("default"), {}
+def efficiency_asked(texts: Sequence[str], gpu: str) -> Efficiency:
+    """A set's name and `field=value` parts, in any order; without a name what the file `gpu` measured, if it did."""
+    found, changed = profile_efficiency(gpu) or efficiency_of("default"), {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:

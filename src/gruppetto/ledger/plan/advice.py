@@ -149,13 +149,16 @@ def place_all(ask: Ask) -> Values:
 
 
 def flips(found: Sweep) -> tuple[Flip, ...]:
-    """Where the best placement changes along a sweep."""
-    pairs = zip(found.points, found.points[1:], strict=False)
-    return tuple(
-        Flip(axis=found.axis, before=one.at, at=two.at, old=best(one.placed), new=best(two.placed))
-        for one, two in pairs
-        if best(one.placed) != best(two.placed)
-    )
+    """Where the placement to take changes along a sweep: one is given up for another that is clearly better."""
+    made, kept, before = [], best(found.points[0].placed), found.points[0].at
+    for point in found.points[1:]:
+        steps = {name: one.step_s.value for name, one in point.placed.items()}
+        if steps.get(kept, math.inf) > min(steps.values()) * (1 + EQUAL):
+            new = best(point.placed)
+            made.append(Flip(axis=found.axis, before=before, at=point.at, old=kept, new=new))
+            kept = new
+        before = point.at
+    return tuple(made)
 
 
 def usual_sweeps(ask: Ask) -> Iterator[Sweep]:

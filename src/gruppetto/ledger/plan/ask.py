@@ -100,7 +100,6 @@ class Ask:
         if not 0 < self.density <= 1:
             raise UserError(f"density = {self.density}: a share of weights lies above 0 and at most at 1; write 0.02")
         self._check_split()
-        self._check_context()
 
     def _check_split(self) -> None:
         if self.split is None:
@@ -115,15 +114,6 @@ class Ask:
             raise UserError(
                 f"split = {rollout}:{trainer} takes {rollout + trainer} GPUs of {self.gpus}; "
                 f"write --split {share}:{self.gpus - share} or --gpus {rollout + trainer}"
-            )
-
-    def _check_context(self) -> None:
-        context, most = self.context, self.model.context
-        if most and context > most:
-            raise UserError(
-                f"prompt {self.prompt_tokens:,} + response {self.lengths.cap:,}"
-                f"{' + observations' if self.tools else ''} = {context:,} tokens exceed the {most:,} that "
-                f"{self.model.name} has positions for; write --max-tokens {max(1, most - context + self.lengths.cap):,}"
             )
 
     @property

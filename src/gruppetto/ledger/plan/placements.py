@@ -254,9 +254,9 @@ class Placements:
     # -- the split ----------------------------------------------------------------------------------------------------
 
     def splits(self) -> list[int]:
-        """Numbers of rollout GPUs worth a look: whole nodes where there are three or more, else whole engines."""
+        """Numbers of rollout GPUs worth a look: sixteenths of all, whole nodes where there are many."""
         gpus, node = self.ask.gpus, self.ask.gpu.gpus_per_node
-        unit = node if gpus >= 3 * node else 1
+        unit = node * max(1, gpus // (32 * node)) if gpus >= 16 * node else max(1, gpus // 16)
         return [count for count in range(unit, gpus, unit) if self.fits(count)]
 
     def fits(self, rollout_gpus: int) -> bool:

@@ -58,6 +58,11 @@ def assumptions(plan: Plan) -> Iterator[str]:
         "engines of RL frameworks often run at 15 to 60 % of that (--efficiency engine=0.5)."
     )
     yield "A prompt is prefilled once for each of its rollouts; engines that share prefixes do less."
+    if 0 < ask.model.context < ask.context:
+        yield (
+            f"The longest rollout has {ask.context:,} tokens with prompt and observations, and {ask.model.name} "
+            f"positions for {ask.model.context:,}: its positions are taken to be stretched (rope scaling)."
+        )
     if ask.judge is not None:
         yield f"The judge {ask.judge.model.name} runs on the trainer's GPUs before the update, from memory of its own."
     offloaded = [name for name, one in plan.placed.items() if one.trainer.layout.offload]

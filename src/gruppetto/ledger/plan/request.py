@@ -1,6 +1,6 @@
 """What a run asks of a platform: pools of GPUs and CPUs, services, what must start together and what may shrink.
 
-The same request in two forms: plain JSON for any scheduler, and Ray placement groups (lists of bundles with a strategy).
+The same request in two forms: plain JSON for any scheduler, and Ray placement groups (bundles with a strategy).
 Promises: the GPUs of all pools are the plan's; no bundle crosses a node; what is named a gang is of no use in part.
 """
 

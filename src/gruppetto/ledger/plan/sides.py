@@ -15,9 +15,16 @@ from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation import Engines, Trainer
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.memory import Memory, TrainWork, train_memory
-from gruppetto.ledger.layouts.search import Search, serve_layouts, train_layouts
+from gruppetto.ledger.layouts.search import (
+    Rejection,
+    Search,
+    ServeWork,
+    serve_layout,
+    serve_layouts,
+    train_layout,
+    train_layouts,
+)
 from gruppetto.ledger.layouts.serving import ServeMemory, serve_memory
-from gruppetto.ledger.layouts.throughput import ServeWork
 from gruppetto.ledger.machines.engines import engine_model
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan import stages
@@ -108,11 +115,8 @@ class Sides:
         if layout is None:
             search = self._serve_search(gpus, kv_bytes)
             layout = search.best.layout
-        elif layout.gpus > gpus:
-            raise UserError(
-                f"one engine of tp = {layout.tp} and dp = {layout.dp} takes {layout.gpus} GPUs, and there are {gpus} "
-                f"for generation; write --serve tp{gpus} or more GPUs"
-            )
+        else:
+            self._check_engine(layout, gpus, kv_bytes)
         memory = serve_memory(ask.model, layout, ask.gpu.memory, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
         prices = engine_model(
             ask.model,
@@ -124,23 +128,42 @@ class Sides:
             efficiency=ask.efficiency,
             prompt_tokens=ask.prompt_tokens,
         )
-        if prices.kv_capacity:
+        if prices.kv_capacity:  # in sequences of the mean length: windows and states of each are taken off
             prices = replace(prices, kv_capacity=max(1, int(memory.kv_tokens(self.mean_context))))
             self._check_kv(layout, prices)
         return RolloutSide(
             gpus=gpus, layout=layout, count=gpus // layout.gpus, prices=prices, memory=memory, search=search
         )
 
-    def _serve_search(self, gpus: int, kv_bytes: float) -> Search[ServeLayout]:
-        """Over the GPUs there are, or as many below as divide evenly."""
+    def _serve_work(self, gpus: int) -> ServeWork:
         ask = self.ask
-        work = ServeWork(
+        return ServeWork(
             sequences=min(ask.rollouts.count, ask.slots * gpus),
             context=self.mean_context,
             longest=ask.context,
             slots=ask.slots,
         )
-        first = None
+
+    def _check_engine(self, layout: ServeLayout, gpus: int, kv_bytes: float) -> None:
+        """Refuses an engine that the user chose and that cannot be."""
+        ask = self.ask
+        if layout.gpus > gpus:
+            raise UserError(
+                f"one engine of tp = {layout.tp} and dp = {layout.dp} takes {layout.gpus} GPUs, and there are {gpus} "
+                f"for generation; write --serve tp{gpus} or more GPUs"
+            )
+        work, whole = self._serve_work(gpus), gpus // layout.gpus * layout.gpus
+        judged = serve_layout(ask.model, ask.gpu, layout, whole, work, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
+        if isinstance(judged, Rejection):
+            best = self._serve_search(gpus, kv_bytes).best.layout
+            raise UserError(
+                f"--serve tp{layout.tp} ep{layout.ep} dp{layout.dp}: {judged.reason}; leave it out or write "
+                f'--serve "tp{best.tp} ep{best.ep} dp{best.dp}"'
+            )
+
+    def _serve_search(self, gpus: int, kv_bytes: float) -> Search[ServeLayout]:
+        """Over the GPUs there are, or as many below as divide evenly."""
+        ask, work, first = self.ask, self._serve_work(gpus), None
         for count in _usable(gpus):
             search = serve_layouts(ask.model, ask.gpu, count, work, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
             if search.candidates:
@@ -170,6 +193,8 @@ class Sides:
         if layout is None:
             search = self._train_search(gpus, work, reserved)
             layout = search.best.layout
+        else:
+            self._check_trainer(layout, work, reserved)
         memory = train_memory(ask.model, layout, work, ask.gpu.memory)
         spent = tuple((stage, stage.gpu_s.value / layout.gpus) for stage in self.beside)
         micro_s = work.micro_batches(layout.dp) * ask.efficiency.micro_batch_s
@@ -187,6 +212,16 @@ class Sides:
                 f"are {gpus} for training; write a smaller --train layout or more GPUs"
             )
         return replace(layout, dp=gpus // cut)
+
+    def _check_trainer(self, layout: TrainLayout, work: TrainWork, reserved: float) -> None:
+        """Refuses a trainer that the user chose and that cannot be."""
+        judged = train_layout(self.ask.model, self.ask.gpu, layout, work, reserved=reserved)
+        if isinstance(judged, Rejection):
+            best = self._train_search(layout.gpus, work, reserved).best.layout
+            raise UserError(
+                f"--train tp{layout.tp} pp{layout.pp} cp{layout.cp} ep{layout.ep} on {layout.gpus} GPUs: "
+                f'{judged.reason}; leave it out or write --train "tp{best.tp} pp{best.pp} cp{best.cp} ep{best.ep}"'
+            )
 
     def _train_search(self, gpus: int, work: TrainWork, reserved: float) -> Search[TrainLayout]:
         """Over the GPUs there are, else as many below as a layout has; with the optimizer in host memory at last."""
