@@ -72,6 +72,7 @@ def test_what_a_config_does_not_determine_is_said():
     assert "indexer" in " ".join(_model("deepseek-ai--DeepSeek-V3.2").unknown)
     assert "one may keep" in " ".join(_model("google--gemma-4-26B-A4B").unknown).replace("an engine", "one")
     assert "compressed" in " ".join(_model("deepseek-ai--DeepSeek-V4-Flash").unknown)
+    assert "fp4" in " ".join(_model("deepseek-ai--DeepSeek-V4-Flash").unknown)
     assert _model("Qwen--Qwen3-8B").unknown == ()
 
 

@@ -30,6 +30,9 @@ def stored_as(parts: Parts, keys: Keys) -> tuple[str, tuple[int, int] | None]:
     if low is None:
         parts.doubt(f"Its quantisation ({config.get('quant_method')!r}) is of no known type; weights count in {plain}.")
         return plain, None
+    expert = config.get("expert_dtype") or keys.raw("expert_dtype")
+    if expert and str(expert) not in (low, "float8_e4m3fn"):
+        parts.doubt(f"Its experts are published in {expert}; stored bytes count them in {low} as the other matrices.")
     block = config.get("weight_block_size")
     if isinstance(block, list) and len(block) == 2:
         sides = [keys.checked("weight_block_size", side) for side in block]
