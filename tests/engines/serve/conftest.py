@@ -32,7 +32,7 @@ def serving(*arguments: str):
 
 @pytest.fixture(scope="session")
 def process_url(tiny_model):
-    sizes = ("--slots", "4", "--context", "512", "--deterministic")
+    sizes = ("--slots", "4", "--context", "512")
     with serving(str(tiny_model), *sizes, "--served-model-name", "tiny") as (url, _):
         yield url
 

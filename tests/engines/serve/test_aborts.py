@@ -77,8 +77,7 @@ async def test_a_batch_is_aborted_under_the_rid_that_it_was_sent_with(http):
 async def test_a_held_request_can_be_aborted_while_paused(http):
     await ok(http, "/pause_generation", {"mode": "retract"})
     task = start(http, "held")
-    while (await get(http, "/v1/loads"))[1]["loads"][0]["queues"]["paused"] != 1:
-        await asyncio.sleep(0.005)
+    await running(http, 0, waiting=1)
     await ok(http, "/abort_request", {"rid": "held"})
     found = await ended(task)
     assert found["meta_info"]["finish_reason"] == QUEUED

@@ -23,7 +23,8 @@ async def test_abort_returns_what_runs_and_holds_what_comes(http):
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_what_is_kept_goes_on_as_if_nothing_had_been(http, mode):
+async def test_what_is_kept_goes_on_as_if_nothing_had_been(open_server, mode):
+    _, http = await open_server(choice={"deterministic": True})
     undisturbed = await generate(http, params=LONG | SEEDED)
     for _ in range(2):  # twice: the rid is free again after it
         tasks = [start(http, f"k{i}", **SEEDED) for i in range(6)]
@@ -47,7 +48,8 @@ async def test_what_is_kept_goes_on_as_if_nothing_had_been(http, mode):
     assert retractions == (1 if mode == "retract" else 0)
 
 
-async def test_a_stream_goes_on_through_a_pause_that_retracts(http):
+async def test_a_stream_goes_on_through_a_pause_that_retracts(open_server):
+    _, http = await open_server(choice={"deterministic": True})
     whole = await generate(http, params=LONG | SEEDED)
     body = {"input_ids": [1, 2, 3], "sampling_params": LONG | SEEDED, "stream": True}
     stream = asyncio.ensure_future(events(http, "/generate", body))

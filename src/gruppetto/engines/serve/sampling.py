@@ -92,6 +92,8 @@ def sampling_for(
         raise Refusal(f"temperature = {temperature:g}; write 0 (greedy) or more", param="temperature")
     if top_k != -1 and top_k < 1:
         raise Refusal(f"top_k = {top_k}; write -1 (off) or at least 1", param="top_k")
+    if params.sampling_seed is not None and not -(2**63) <= params.sampling_seed < 2**63:
+        raise Refusal(f"sampling_seed = {params.sampling_seed} is no 64-bit integer", param="seed")
     if not 0 < top_p <= 1:
         raise Refusal(f"top_p = {top_p:g}; write more than 0 and at most 1", param="top_p")
     return Sampling(

@@ -17,7 +17,7 @@ from gruppetto.imports import one_line
 Decode = Callable[[Sequence[int]], str]
 _BROKEN = "\ufffd"
 _PENDING = 4
-"""Tokens that may wait for the rest of a character; after that the text is taken as it is."""
+"""As many tokens that are no whole character (UTF-8 has at most 4 bytes) are taken as they are."""
 
 
 class ChatTokenizer(HFTokenizer):
@@ -62,11 +62,21 @@ class GrowingText:
         """Adds tokens; returns all text that is safe to show."""
         self._ids += ids
         old = self._decode(self._ids[self._from : self._read]) if self._read > self._from else ""
-        new = self._decode(self._ids[self._from :])[len(old) :]
-        if not new.endswith(_BROKEN) or len(self._ids) - self._read > _PENDING:
-            self._text += new
-            self._from, self._read = self._read, len(self._ids)
+        for pending in range(_PENDING):
+            cut = len(self._ids) - pending
+            if cut <= self._read:
+                break
+            new = self._decode(self._ids[self._from : cut])[len(old) :]
+            if not new.endswith(_BROKEN):
+                self._add(new, cut)
+                break
+        else:
+            self._add(self._decode(self._ids[self._from :])[len(old) :], len(self._ids))
         return self._text[: len(self._text) - self._held()]
+
+    def _add(self, text: str, cut: int) -> None:
+        self._text += text
+        self._from, self._read = self._read, cut
 
     def _held(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""
