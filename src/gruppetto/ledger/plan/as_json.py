@@ -207,22 +207,28 @@ def _placed(plan: Plan, placed: Placed) -> Json:
         "timeline": spans(placed),
         "losses": [asdict(item) for item in items],
         "layouts": _layouts(placed),
+        "layouts_considered": _considered(placed),
         "memory": memory(placed, plan.ask.gpu.memory),
         "figures": _figures(named),
     }
 
 
 def _layouts(placed: Placed) -> Json:
-    found: Json = {
+    return {
         "train": asdict(placed.trainer.layout),
         "serve": {**asdict(placed.rollout.layout), "engines": placed.rollout.count},
     }
+
+
+def _considered(placed: Placed) -> Json:
+    """Why these layouts, and why none of the others, by kind of reason."""
+    found: Json = {}
     for side, search in (("train", placed.trainer.search), ("serve", placed.rollout.search)):
         if search is not None:
-            found[side]["why"] = search.best.reason
-            found[side]["rejected"] = [
+            rejected = [
                 {"kind": kind, "layouts": count, "reason": reason} for kind, count, reason in search.grouped()
             ]
+            found[side] = {"why": search.best.reason, "fit": len(search.candidates), "rejected": rejected}
     return found
 
 
