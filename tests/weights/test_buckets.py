@@ -1,5 +1,8 @@
 """Buckets that keep together what loads together, and faults of an engine's weights called by their names."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -279,3 +282,11 @@ def test_a_bucket_takes_strided_tensors_and_needs_room():
     assert np.array_equal(views(plan, buffer)["a"], base[:, :7])
     with pytest.raises(RunError, match="has 256 bytes, the buffer 84"):
         views(plan, buffer[:84])
+
+
+def test_plans_maps_and_deltas_need_no_torch():
+    parts = ("buckets", "faults", "delta.snapshot", "delta.held", "delta.across", "layouts.megatron", "layouts.vllm",
+             "layouts.fsdp", "layouts.moves", "layouts.experts", "layouts.fp8", "layouts.lora")  # fmt: skip
+    lines = [f"import gruppetto.weights.{part}" for part in parts] + ["import sys", "print('torch' in sys.modules)"]
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -172,6 +172,17 @@ def test_megatron_experts_are_numbered_from_each_rank():
     assert np.array_equal(got["decoder.layers.0.mlp.experts.linear_fc1.weight1"], wanted)
 
 
+def test_megatron_experts_may_be_modules_of_their_own():
+    specs = model(experts=2, layers=1)
+    names = megatron.rank_map(specs, MegatronLayout(sequential_experts=True), at(), 2).targets
+    assert "decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight" in names
+
+
+def test_megatron_norms_kept_as_a_difference_are_refused():
+    with pytest.raises(UserError, match="keeps weight - 1, which rounds"):
+        megatron.rank_map(model(), MegatronLayout(norms_minus_one=True), at(), 2)
+
+
 def test_megatron_names_of_latent_attention_router_bias_and_prediction_layers():
     specs = model(layers=1, experts=2, latent=True, q_rank=3, router_bias=True, shared="shared_experts", predictors=1)
     names = set(megatron.rank_map(specs, MegatronLayout(), at(), 2).targets)

@@ -1,9 +1,8 @@
 """Megatron-core's layout: fused and sharded tensors over tensor, pipeline and expert parallel ranks.
 
 Promises: `rank_map` is one rank's state dict, whatever the parallel sizes; ranks are numbered as Megatron numbers them
-(tensor fastest, then context, data, pipeline; for experts: expert tensor, expert, data). Experts are named as
-Transformer Engine's grouped linear names them. What is stored otherwise (grouped 3-D experts, one-centred norms) has
-other bits or shapes than these maps say, so it fails `check` or the receiver's manifest instead of arriving wrong.
+(tensor fastest, then context, data, pipeline; for experts: expert tensor, expert, data). Only bits are moved: norms
+that are kept as weight - 1 would have to be computed, and are refused.
 Sources: Megatron-LM megatron/core (parallel_state.py, transformer/), Megatron-Bridge's parameter mappings.
 """
 
@@ -41,6 +40,11 @@ class MegatronLayout:
     """The vocabulary is padded to a multiple of this times tp."""
     fused_norms: bool = True
     """Transformer Engine's norms, which are parameters of the linear behind them."""
+    sequential_experts: bool = False
+    """Experts as modules of their own (local_experts), not as one grouped linear."""
+    norms_minus_one: bool = False
+    """layernorm_zero_centered_gamma on a model whose checkpoint has plain norms: refused. Not meant for models whose
+    own norms are zero-centred (Gemma, Qwen3-Next): there both sides keep the same bits."""
     latent_sharded: bool = False
     """Multi-head latent attention whose down projections are column-parallel, not duplicated on every rank."""
     fp8_block: tuple[int, int] = (128, 128)
@@ -112,6 +116,11 @@ def rank_map(
             f"tp x cp x dp = {stage_ranks} is no multiple of etp x ep = {layout.expert_tp * layout.ep}; write "
             f"dp = {layout.expert_tp * layout.ep} or a multiple of it"
         )
+    if layout.norms_minus_one:
+        raise UserError(
+            "layernorm_zero_centered_gamma keeps weight - 1, which rounds and cannot be brought back bit for bit; "
+            "build the trainer without it"
+        )
     kept, gone = accept(specs, unmapped)
     scales = {spec.name: spec for spec in kept if spec.name.endswith(SUFFIX)}
     plain = [spec for spec in kept if spec.name not in scales]
@@ -130,6 +139,7 @@ def rank_map(
         head_dim=head_dim,
         vocab_unit=layout.vocab_divisible_by,
         fused_norms=layout.fused_norms,
+        sequential_experts=layout.sequential_experts,
         latent_sharded=layout.latent_sharded,
     )
     made = lay(plain, decoder, stage)

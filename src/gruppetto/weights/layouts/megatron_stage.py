@@ -65,6 +65,7 @@ class Stage:
     head_dim: int
     vocab_unit: int
     fused_norms: bool
+    sequential_experts: bool
     latent_sharded: bool
 
 
@@ -198,14 +199,19 @@ class _Layer:
             return
         kind = module.rpartition(".")[2]
         if kind == "down_proj":
-            target = f"{self._prefix}mlp.experts.linear_fc2.{leaf}{local}"
+            target = self._expert_name("linear_fc2", leaf, local)
             self._cut(target, name, "columns", stage.etp, stage.etp_rank, "etp")
         elif kind == "gate_proj":
             stem = name.removesuffix(f"gate_proj.{leaf}").removesuffix(f"w1.{leaf}")
             names = self._pair(stem, leaf)
             step = divided(f"the rows of {name}", self._draft.sources[name].shape[0], stage.etp, "etp")
-            target = f"{self._prefix}mlp.experts.linear_fc1.{leaf}{local}"
-            self._draft.stack(target, halves(names, step, stage.etp_rank))
+            self._draft.stack(self._expert_name("linear_fc1", leaf, local), halves(names, step, stage.etp_rank))
+
+    def _expert_name(self, linear: str, leaf: str, local: int) -> str:
+        experts = f"{self._prefix}mlp.experts."
+        if self._stage.sequential_experts:
+            return f"{experts}local_experts.{local}.{linear}.{leaf}"
+        return f"{experts}{linear}.{leaf}{local}"
 
     def _pair(self, stem: str, leaf: str) -> tuple[str, str]:
         """Gate and up under `stem`, in Llama's names or in Mixtral's. Raises `UserError` where one is missing."""

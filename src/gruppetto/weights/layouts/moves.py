@@ -34,33 +34,43 @@ def join(left: Iterable[Piece], right: Iterable[Piece]) -> list[tuple[str, str, 
     held: dict[str, list[Piece]] = defaultdict(list)
     for piece in left:
         held[piece.source].append(piece)
-    shared = []
-    for wanted in right:
-        for piece in held.get(wanted.source, ()):
-            if part := common(piece.source_box, wanted.source_box):
-                here = carried(part, piece.source_box, piece.target_box)
-                there = carried(part, wanted.source_box, wanted.target_box)
-                shared.append((wanted.source, piece.target, here, wanted.target, there))
-    return shared
+    return [
+        (wanted.source, piece.target, here, wanted.target, there)
+        for wanted in right
+        for piece in held.get(wanted.source, ())
+        for here, there in _shared(piece, wanted)
+    ]
+
+
+def _shared(one: Piece, other: Piece) -> list[tuple[Box, Box]]:
+    """The elements in both, as a box of each one's target; at most one."""
+    if part := common(one.source_box, other.source_box):
+        return [(carried(part, one.source_box, one.target_box), carried(part, other.source_box, other.target_box))]
+    return []
 
 
 def moves(senders: Mapping[Hashable, LayoutMap], receivers: Mapping[Hashable, LayoutMap]) -> list[Move]:
     """All that is sent, by receiver and in the order of its tensors. Raises `UserError` where types differ."""
-    sending = owners(senders)
+    held: dict[str, list[tuple[Hashable, Piece]]] = defaultdict(list)
+    for sender, pieces in owners(senders).items():
+        for piece in pieces:
+            held[piece.source].append((sender, piece))
     found = []
     for receiver, layout in receivers.items():
-        for sender, pieces in sending.items():
-            held = senders[sender]
-            for tensor, source, here, target, there in join(pieces, layout.pieces):
-                dtype, wanted = held.targets[source].dtype, layout.targets[target].dtype
-                if dtype != wanted:
-                    raise UserError(
-                        f"{tensor} is {dtype} on trainer rank {sender} and {wanted} in the engine; convert it before "
-                        "it is sent"
-                    )
-                size = volume(here) * item_bytes(dtype)
-                found.append(Move(tensor, sender, source, here, receiver, target, there, size))
+        for wanted in layout.pieces:
+            for sender, piece in held.get(wanted.source, ()):
+                for here, there in _shared(piece, wanted):
+                    dtype = _one_type(wanted.source, senders[sender], piece, layout, wanted)
+                    size = volume(here) * item_bytes(dtype)
+                    found.append(Move(wanted.source, sender, piece.target, here, receiver, wanted.target, there, size))
     return found
+
+
+def _one_type(tensor: str, sending: LayoutMap, piece: Piece, receiving: LayoutMap, wanted: Piece) -> str:
+    dtype, other = sending.targets[piece.target].dtype, receiving.targets[wanted.target].dtype
+    if dtype != other:
+        raise UserError(f"{tensor} is {dtype} in the trainer and {other} in the engine; convert it before it is sent")
+    return dtype
 
 
 def rebased(layout: LayoutMap, split: LayoutMap) -> LayoutMap:
