@@ -27,6 +27,8 @@ class GPU:
     """0 = no FP8 units."""
     fp4_flops: float = 0.0
     """0 = no FP4 units."""
+    fp32_flops: float = 0.0
+    """Where weights of 32 bits are multiplied at another rate; 0 = as in 16 bits."""
     peer_link: float = 0.0
     """To the other GPUs of its node: NVLink or xGMI, all links together, one direction. 0 = none: over `host_link`."""
     host_link: float = 64e9
@@ -50,6 +52,8 @@ class GPU:
         fp8 where the GPU has such units. mxfp4 weights meet 8-bit activations where it has 4-bit units, and are
         multiplied in 16 bits elsewhere, as int4 is everywhere: they save reading only.
         """
+        if dtype == "fp32" and self.fp32_flops:
+            return self.fp32_flops
         narrow = dtype == "fp8" or (dtype == "mxfp4" and self.fp4_flops > 0)
         return self.fp8_flops if narrow and self.fp8_flops else self.bf16_flops
 
@@ -128,6 +132,7 @@ _ABSURD = {
     "bf16_flops": (1e9, 1e17),
     "fp8_flops": (1e9, 1e17),
     "fp4_flops": (1e9, 1e18),
+    "fp32_flops": (1e9, 1e17),
     "bandwidth": (1e9, 1e15),
     "memory": (1e8, 1e14),
     "peer_link": (1e8, 1e14),
@@ -137,7 +142,7 @@ _ABSURD = {
     "gpus_per_node": (1, 4096),
 }
 """Figures outside are a slip of units: FLOP/s and bytes/s are plain numbers, 989e12 and not 989."""
-_NONE = ("fp8_flops", "fp4_flops", "peer_link")
+_NONE = ("fp8_flops", "fp4_flops", "fp32_flops", "peer_link")
 """May be 0: the GPU has none."""
 
 
