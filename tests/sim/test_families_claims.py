@@ -68,6 +68,23 @@ def test_masking_beats_tail_batching(run, family, depth):
     assert mask["length_ks"] <= mask["ks_allowance"]
 
 
+@pytest.mark.parametrize("family", ["a", "d", "r"])
+def test_that_rollouts_keep_their_version_costs_nothing(run, family):
+    """Engines split between the versions of a window are as fast as engines that all serve the newest."""
+    windowed = run(family, "windowed")
+    newest = run(family, f"layered:max_staleness=1:depth=2:{PLAIN}:{RUNS_ON}")
+    assert windowed["step_s"] == pytest.approx(newest["step_s"], rel=0.05)
+    assert windowed["staleness_mean"] == windowed["staleness_max"] == 1  # a batch is what one version has launched
+
+
+@pytest.mark.parametrize("family", ["a", "d", "r"])
+def test_frozen_rounds_are_one_larger_batch(run, family):
+    frozen = run(family, "tail_batch:boundary=frozen:rounds=5", steps=5, before=1)
+    large = run(family, "sync:rollout.prompts_per_step=80", steps=5, before=1)
+    assert frozen["makespan_s"] == pytest.approx(large["makespan_s"], rel=0.01)
+    assert (frozen["waste"], frozen["staleness_max"], frozen["censors"]) == (0, 0, False)
+
+
 LIVE = f"max_staleness=2:depth=1.5:{RUNS_ON}"
 
 

@@ -135,10 +135,19 @@ class ShortLong:
         return [DropGroup(group, DropReason.SURPLUS, defer=True) for group in view.live() if group not in kept]
 
 
+def _room(view: PoolView) -> int:
+    """Rollouts that engines have free slots for beyond those queued."""
+    return sum(max(0, engine.slots - engine.load) for engine in view.seats()) - view.num_queued
+
+
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """Tail batching with the weights frozen over the rounds of a step and all tokens kept: in effect a batch `rounds`
-    times as large, of which `over_prompts` / `rounds` are live at a time. The view's N is the whole of it."""
+    times as large. The view's N is the whole of it.
+
+    `over_prompts` / `rounds` of it are live at a time, and more while engines have free slots: under frozen weights
+    nothing is gained by launching late, and a step ends with the last rollout that runs to the cap.
+    """
 
     rounds: int = 5
     over_prompts: float = 1.25
@@ -146,9 +155,12 @@ class Frozen:
     depth: float = 1.0
 
     def launch(self, view: PoolView) -> Sequence[Action]:
+        unlaunched = view.batch_groups - outstanding(view)
+        if unlaunched <= 0 or view.exhausted:
+            return ()
         at_a_time = math.ceil(self.over_prompts * view.batch_groups / self.rounds - 1e-9)
-        missing = min(at_a_time - view.num_live, view.batch_groups - outstanding(view))
-        return (Launch(missing),) if missing > 0 and not view.exhausted else ()
+        missing = min(unlaunched, max(at_a_time - view.num_live, -(-_room(view) // view.group_size)))
+        return (Launch(missing),) if missing > 0 else ()
 
     def complete(self, view: PoolView) -> bool:
         return view.num_ready + view.num_committed >= view.batch_groups
