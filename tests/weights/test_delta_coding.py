@@ -137,3 +137,16 @@ def test_signs_that_flip_in_pairs_do_not_cancel():
         flipped[[a, b]] ^= 1 << 15
         seen.add(digest(flipped))
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize("density", [0, 1e-4, 0.01, 0.05, 0.1, 0.3, 1])
+def test_long_rows_are_compared_and_digested_piece_by_piece(density):
+    rng = np.random.default_rng(5)
+    old = rng.integers(0, 65536, 600_001, np.uint16)
+    new = np.where(rng.random(old.size) < density, old ^ 3, old).astype(np.uint16)
+    at = changed(new, old)
+    assert np.array_equal(at, np.flatnonzero(new != old))
+    assert moved(digest(old), at, old[at], new[at]) == digest(new)
+    swapped = old.copy()
+    swapped[[100, 400_100]] = old[[400_100, 100]]
+    assert digest(swapped) != digest(old)
