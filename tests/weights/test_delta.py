@@ -159,6 +159,18 @@ def test_values_that_somebody_else_changed_are_noticed_before_anything_is_writte
     assert held.audit() == ["a"]
 
 
+def test_a_full_version_written_into_the_arrays_is_a_base_again():
+    engine = arrays()
+    held = Held(0, SPECS, engine)
+    for name, array in arrays(seed=7).items():
+        engine[name][...] = array
+    assert held.audit() == ["a", "b", "c"]
+    held.loaded(4)
+    held.commit(held.prepare(delta_of(arrays(seed=7), stepped(arrays(seed=7)))))
+    assert same(engine, stepped(arrays(seed=7)))
+    assert held.version == 5
+
+
 def test_a_delta_prepared_on_an_older_version_is_not_committed():
     old, new = arrays(), stepped(arrays())
     held = Held(4, SPECS, copies(old))

@@ -1,5 +1,7 @@
 """Hugging Face to every layout and back, bit for bit, over small models and numbers of ranks."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -78,6 +80,22 @@ def test_megatron(shape, tp, pp, vp, ep, etp, dp, fused_norms, latent_sharded):
     assume(tp <= options.get("groups", 2) or options.get("latent"))
     specs = model(**options)
     there_and_back(specs, megatron.all_maps(specs, layout, 2))
+
+
+@pytest.mark.parametrize("shape", ["dense", "grouped", "moe", "mla"])
+def test_megatron_over_all_small_sizes(shape):
+    """Every tp, pp and ep of 1, 2 and 4, and a pipeline of unequal stages."""
+    specs = model(
+        **{**SHAPES[shape], "layers": 4, "groups": 4, "queries": 8, "q_rank": SHAPES[shape].get("q_rank") and 4}
+    )
+    count = 4 if "experts" in SHAPES[shape] else 1
+    for tp, pp, ep in product((1, 2, 4), (1, 2, 3, 4), (1, 2, 4)):
+        if ep <= count:
+            stages = (2, 1, 1) if pp == 3 else None
+            layout = MegatronLayout(
+                tp=tp, pp=pp, ep=ep, dp=ep, etp=1 if ep > 1 else tp, chunk_layers=stages, vocab_divisible_by=3
+            )
+            there_and_back(specs, megatron.all_maps(specs, layout, 2))
 
 
 @given(

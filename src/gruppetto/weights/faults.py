@@ -43,7 +43,7 @@ def faults(
 
     `tied`: the head is the embedding, whatever names it comes under. Shapes first, then whole buckets, then tensors.
     """
-    result = _names_and_shapes(manifest, found)
+    result = _names_and_shapes(manifest, found, tied)
     wrong = [
         name
         for name, row in manifest.rows.items()
@@ -63,7 +63,7 @@ def faults(
     return result
 
 
-def _names_and_shapes(manifest: Manifest, found: Mapping[str, Found]) -> list[Fault]:
+def _names_and_shapes(manifest: Manifest, found: Mapping[str, Found], tied: bool) -> list[Fault]:
     result = []
     for name, row in manifest.rows.items():
         if name not in found:
@@ -73,7 +73,7 @@ def _names_and_shapes(manifest: Manifest, found: Mapping[str, Found]) -> list[Fa
             line = f"{name} is {spec.dtype} {spec.shape} in the engine, {row.spec.dtype} {row.spec.shape} was sent"
             result.append(Fault("shape", (name,), line))
     for name in found:
-        if name not in manifest.rows and name != HEAD:
+        if name not in manifest.rows and not (tied and name == HEAD):
             line = f"{name} is in the engine but was never sent: a buffer or an adapter that the export leaves out"
             result.append(Fault("unexpected", (name,), line))
     return result

@@ -70,6 +70,11 @@ class Held:
             self._digests[name] = now
         self.version = prepared.version
 
+    def loaded(self, version: int) -> None:
+        """A full version was written into the arrays: reads their digests anew."""
+        self._digests = {name: digest(array) for name, array in self._bits.items()}
+        self.version = version
+
     def digests(self) -> dict[str, int]:
         """By name, as they should be: what a receipt carries."""
         return dict(self._digests)
