@@ -200,7 +200,7 @@ def test_megatron_names_of_latent_attention_router_bias_and_prediction_layers():
         layer + "mlp.shared_experts.linear_fc1.weight",
         "mtp.layers.0.eh_proj.weight",
         "mtp.layers.0.final_layernorm.weight",
-        "mtp.layers.0.transformer_layer.mlp.experts.linear_fc2.weight1",
+        "mtp.layers.0.mtp_model_layer.mlp.experts.linear_fc2.weight1",
     } <= names
 
 
@@ -267,6 +267,9 @@ def test_vllm_experts_by_rank():
     assert [vllm.experts_of(5, 2, r, "round_robin") for r in range(2)] == [[0, 2, 4], [1, 3]]
     assert [len(span) for span in vllm.stage_layers(11, 4)] == [3, 3, 3, 2]
     assert [len(span) for span in vllm.stage_layers(5, 2)] == [3, 2]
+    assert vllm.stage_layers(5, 2, (1, 4)) == [range(1), range(1, 5)]
+    with pytest.raises(UserError, match=r"stage_layers = \[1, 1\] for 5 layers on pp = 2; write \[3, 2\]"):
+        vllm.stage_layers(5, 2, (1, 1))
 
 
 def test_vllm_fuses_latent_projections_and_leaves_prediction_layers_out():

@@ -42,6 +42,8 @@ class MegatronLayout:
     """Transformer Engine's norms, which are parameters of the linear behind them."""
     sequential_experts: bool = False
     """Experts as modules of their own (local_experts), not as one grouped linear."""
+    prediction_module: str = "mtp_model_layer"
+    """The transformer layer inside a multi-token prediction layer; "transformer_layer" in earlier releases."""
     norms_minus_one: bool = False
     """layernorm_zero_centered_gamma on a model whose checkpoint has plain norms: refused. Not meant for models whose
     own norms are zero-centred (Gemma, Qwen3-Next): there both sides keep the same bits."""
@@ -140,6 +142,7 @@ def rank_map(
         vocab_unit=layout.vocab_divisible_by,
         fused_norms=layout.fused_norms,
         sequential_experts=layout.sequential_experts,
+        prediction_module=layout.prediction_module,
         latent_sharded=layout.latent_sharded,
     )
     made = lay(plain, decoder, stage)

@@ -66,6 +66,7 @@ class Stage:
     vocab_unit: int
     fused_norms: bool
     sequential_experts: bool
+    prediction_module: str
     latent_sharded: bool
 
 
@@ -84,7 +85,8 @@ def lay(specs: Sequence[Spec], decoder: Decoder, stage: Stage) -> LayoutMap:
         draft.copy("decoder.final_layernorm.weight", NORM)
         for number, layer in enumerate(decoder.predictors):
             prefix = f"mtp.layers.{number}."
-            _Layer(draft, stage, layer, prefix + "transformer_layer.", inside[layer], beside=prefix).lay()
+            within = f"{prefix}{stage.prediction_module}."
+            _Layer(draft, stage, layer, within, inside[layer], beside=prefix).lay()
         if not decoder.tied:
             _vocab(draft, stage, "output_layer.weight", HEAD)
         elif not stage.first:

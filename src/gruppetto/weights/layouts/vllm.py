@@ -44,6 +44,8 @@ class VllmLayout:
 
     tp: int = 1
     pp: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each pipeline stage (VLLM_PP_LAYER_PARTITION); None: vLLM's own split."""
     ep: int = 1
     """Expert-parallel ranks: tp times the engine's data-parallel attention replicas, where it is on."""
     expert_placement: Literal["linear", "round_robin"] = "linear"
@@ -53,11 +55,15 @@ class VllmLayout:
     fp8_block: tuple[int, int] = (128, 128)
 
 
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """vLLM's default partition: what is left over goes to the last stages but one, from the back."""
+def stage_layers(layers: int, stages: int, given: Sequence[int] | None = None) -> list[range]:
+    """Layers of each stage. vLLM's own split: what is left over goes to the last stages but one, from the back."""
     sizes = [layers // stages] * stages
     for i in range(2, layers % stages + 2):
         sizes[-i] += 1
+    if given is not None:
+        if len(given) != stages or sum(given) != layers:
+            raise UserError(f"stage_layers = {list(given)} for {layers} layers on pp = {stages}; write {sizes}")
+        sizes = list(given)
     ends = [sum(sizes[: i + 1]) for i in range(stages)]
     return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
@@ -99,7 +105,7 @@ def rank_map(
     for spec in plain:
         if part := part_of(spec.name):
             inside.setdefault(part.layer, []).append(spec.name)
-    for layer in stage_layers(len(decoder.layers), layout.pp)[stage]:
+    for layer in stage_layers(len(decoder.layers), layout.pp, layout.stage_layers)[stage]:
         mine = rank if ep_rank is None else ep_rank
         _Layer(draft, layout, rank, mine, head_dim, layer, inside[layer]).lay()
     for layer in decoder.predictors:
