@@ -20,6 +20,7 @@ def ideal(rollouts: Rollouts, engines: Engines) -> Figure:
     """The area: seconds of the rollout phase with every engine at its best throughput from beginning to end."""
     model, tokens, held = engines.model, rollouts.tokens, rollouts.kv_steps
     steps = max(tokens / model.slots, held / model.kv_capacity if model.kv_capacity else 0.0)
+    steps = min(steps, tokens)  # one row always runs, whatever it holds
     read = model.weights_s * steps + model.kv_token_s * held
     work = model.base_s * steps + model.row_s * tokens + max(read, model.compute_row_s * tokens)
     best = min((cost / made for _, made, cost in model.speculation), default=1.0)

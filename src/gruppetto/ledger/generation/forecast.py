@@ -173,6 +173,7 @@ def _overlapping(
 ) -> Forecast:
     k = schedule.max_staleness
     one_s, flowing = flow_s(rollouts, engines, schedule)
+    one_s = max(one_s, ideal(rollouts, engines).value)  # typical rollouts are few; a bound is one
     again = 0.0 if engines.keep_kv_on_swap and not schedule.colocated else _recompute_s(engines, flowing or line)
     after_s = train.value + trainer.step_s if schedule.colocated else trainer.step_s
     switch_s = trainer.switch_s if schedule.colocated else 0.0
@@ -197,7 +198,8 @@ def _overlapping(
         f"rollouts {phase_s:,.0f} + train {after_s:,.1f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
     )
     exposed = Figure(after_s, "s", f"{train.formula} + optimizer {trainer.step_s:g} s")
-    shown, batches = (flowing, 3) if flowing is not None else (line, 1)
+    shown = flowing or line
+    batches = len(shown.rows) * engines.count / rollouts.count
     return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, shown, 0.0, batches)
 
 
@@ -255,7 +257,7 @@ def _forecast(
     switch_s: float,
     line: Timeline,
     tail_s: float,
-    batches: int = 1,
+    batches: float = 1.0,
 ) -> Forecast:
     least, longest, stairs = ideal(rollouts, engines), critical(rollouts, engines), staircase(rollouts, engines)
     model = engines.model

@@ -7,6 +7,8 @@ from gruppetto.ledger.generation.timeline import CHUNK, Row, Timeline, live_thro
 
 PROBE_ICC = 0.2
 """Probes are worth their delay where siblings are at least so alike; below, rollouts run in the order of launch."""
+_ENOUGH = 512
+"""Typical rollouts that show an engine's steady state, where a batch has more."""
 PESSIMISTIC = 0.97
 """Quantile of the length that a rollout is taken to have, given its siblings."""
 
@@ -68,7 +70,7 @@ def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[fl
     """Seconds of one batch's share where batches follow each other without a pause.
 
     Where KV does not bind it follows from Little's law: b rollouts are live and get a token a step each. Where it does,
-    from the timeline of three batches, of which the second counts.
+    from the timeline of three batches, the begin and the end left out.
     """
     model, share = engines.model, rollouts.count / engines.count
     live = max(1.0, min(model.slots, (schedule.depth - 0.5) * share))
@@ -78,12 +80,12 @@ def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[fl
         step_s = model.step_s(rows, int(rows * context)) * live / rows
         ahead_s = 0.0 if model.prefill_elsewhere else rollouts.prompt_tokens * model.prefill_token_s
         return share * (rollouts.lengths.mean * step_s / live + ahead_s), None
-    count = share_of(rollouts, engines)
+    count = min(share_of(rollouts, engines), max(_ENOUGH, 2 * model.slots))
     typical = typical_rows(rollouts, 3 * count)
     line = live_through(
         model, typical, by_kv=schedule.count_kv, live=max(1, round(live)), max_left=rollouts.lengths.cap
     )
-    return line.ended(2 / 3) - line.ended(1 / 3), line
+    return line.batch_s(3) * share / count, line
 
 
 def _live_context(rollouts: Rollouts) -> float:

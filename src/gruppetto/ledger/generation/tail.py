@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TIMES = 320
-_BINS = 16
+_BINS = 10
 _ALONE = 48
-_LEVELS = 80
+_LEVELS = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,10 @@ class Tail:
         """(seconds, tokens made), past the timeline alone."""
         import numpy as np
 
-        clock, made = ([0.0], [0.0]) if self.line is None else (self.line.times, self.line.progress)
+        clock, made = [0.0], [0.0]
+        if self.line is not None:
+            clock = self.line.times
+            made = self.line.running if self.rollouts.tools is None else self.line.progress
         cap, tools = self.rollouts.lengths.cap, self.rollouts.tools
         more = tools.observation_tokens / tools.turn_tokens if tools else 0.0
         lone = 0.0 if self.line is None else made[-1]
@@ -168,10 +171,24 @@ class Tail:
         """Seconds at which equal shares of the rollouts start."""
         if self.line is None:
             return [0.0]
-        starts = sorted(row.started_s for row in self.line.rows)
+        starts = sorted(self._began)
         if starts[-1] <= starts[0] + 1e-9:
             return [starts[0]]
         return [starts[int((i + 0.5) / _BINS * len(starts))] for i in range(_BINS)]
+
+    @cached_property
+    def _began(self) -> list[float]:
+        """When each typical row would have started if it had never waited; with tools, when it did start."""
+        import numpy as np
+
+        assert self.line is not None
+        rows = self.line.rows
+        if self.rollouts.tools is not None:
+            return [row.started_s for row in rows]
+        times, running = np.array(self.line.times), np.array(self.line.running)
+        ran = np.interp([row.ended_s for row in rows], times, running)
+        begun = ran - np.array([row.tokens for row in rows])
+        return [float(seconds) for seconds in np.interp(begun, running, times)]
 
     @cached_property
     def _ended(self) -> list[NDArray[Any]]:
@@ -201,10 +218,12 @@ class Tail:
             return self._below(could)
         numbers, shares = self._turns
         seconds, waited = tools.waits(tuple(number - 1 for number in numbers))
-        ended = np.empty((len(numbers), len(self.times)))
-        for i, number in enumerate(numbers):  # it is gone while a tool runs, and makes nothing
-            spare = passed * (1 - number * tools.turn_tokens / np.maximum(could, 1e-9))
-            ended[i] = np.interp(spare, seconds, waited[i], left=0.0)
+        made = np.array(numbers)[:, None] * tools.turn_tokens / np.maximum(could, 1e-9)
+        cell = passed * (1 - made) / seconds[1]  # it is gone while a tool runs, and makes nothing
+        left = np.clip(cell, 0, len(seconds) - 2).astype(int)
+        rows = np.arange(len(numbers))[:, None]
+        ended = waited[rows, left] + np.clip(cell - left, 0, 1) * (waited[rows, left + 1] - waited[rows, left])
+        ended = np.where(cell < 0, 0.0, ended)
         return np.asarray(shares @ ended)
 
     @cached_property
@@ -214,8 +233,8 @@ class Tail:
 
         assert self.line is not None
         found = []
-        for row in self.line.rows:
-            most = self._could(row.started_s)
+        for row, began in zip(self.line.rows, self._began, strict=True):
+            most = self._could(began)
             below = self._table.below[self.rollouts.lengths.kind(row.rank)]
             found.append(np.interp(most, self._table.grid, below, left=0.0))
         return np.array(found)

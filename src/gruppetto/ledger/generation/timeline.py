@@ -22,6 +22,8 @@ from gruppetto.ledger.engine import EngineModel
 
 CHUNK = 2048
 """Tokens that a rollout may make before it is placed again, where admission counts KV."""
+_RAMP = 0.2
+"""Of a run of batches, the share at either end in which the engine is not full yet, or no more."""
 HOLD = 0.9
 """Share of the KV that may be filled where rollouts wait for tools."""
 
@@ -55,10 +57,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened. `times` and `progress`: tokens that a rollout which is there all the time has made by then."""
+    """What happened. `times` and `progress`: tokens that a rollout which is there all the time has made by then, on
+    average over those that run and those that wait for a place; `running`: one that never waits."""
 
     times: list[float]
     progress: list[float]
+    running: list[float]
     rows: Sequence[Row]
     end_s: float
     decode_s: float
@@ -73,6 +77,18 @@ class Timeline:
     def mean_rows(self) -> float:
         """Rows of a decode step."""
         return self.row_steps / self.steps if self.steps else 0.0
+
+    def batch_s(self, batches: int) -> float:
+        """Seconds of one of `batches` that ran one into the other: the slope of the ends, first and last left out."""
+        ends = sorted(row.ended_s for row in self.rows)
+        first, last = int(_RAMP * len(ends)), max(int((1 - _RAMP) * len(ends)), 2)
+        kept = ends[first:last]
+        if len(kept) < 2:
+            return self.end_s / batches
+        middle, mean = (len(kept) - 1) / 2, sum(kept) / len(kept)
+        spread = sum((i - middle) ** 2 for i in range(len(kept)))
+        slope = sum((i - middle) * (end - mean) for i, end in enumerate(kept)) / spread
+        return slope * len(ends) / batches
 
     def ended(self, share: float) -> float:
         """When so many of the rows had ended. Seconds."""
@@ -107,6 +123,8 @@ class _Engine:
     """Tokens that 97 % of all rollouts do not exceed."""
     changed: bool = True
     """Somebody came or left since admission by KV was tried."""
+    mixed: bool = True
+    """`back` is not in its order any more."""
     orders: int = 0
     missing: int = 0
     decode_s: float = 0.0
@@ -116,7 +134,8 @@ class _Engine:
     preemptions: int = 0
     most_rows: int = 0
     progress: float = 0.0
-    marks: tuple[list[float], list[float]] = field(default_factory=lambda: ([0.0], [0.0]))
+    ran: float = 0.0
+    marks: tuple[list[float], list[float], list[float]] = field(default_factory=lambda: ([0.0], [0.0], [0.0]))
 
     # -- who comes in -------------------------------------------------------------------------------------------------
 
@@ -145,7 +164,10 @@ class _Engine:
         self.changed = False
         room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
         if room > 0 and self.back:
-            self.back = deque(sorted(self.back, key=lambda row: (id(row) not in self.idle, -row.context)))
+            if self.mixed:
+                idle = self.idle
+                self.back = deque(sorted(self.back, key=lambda row: -row.context - (1 << 40 if id(row) in idle else 0)))
+                self.mixed = False
             stay: deque[Row] = deque()
             while self.back:
                 row = self.back.popleft()
@@ -243,6 +265,7 @@ class _Engine:
             self.take_in(row)
         else:
             self.back.append(row)
+            self.mixed = True
 
     def gives_way(self, row: Row) -> bool:
         """Whether the next in the queue has so much more to do that the place is its own (and worth a prefill)."""
@@ -286,6 +309,7 @@ class _Engine:
             cut = held if self.by_kv else min(held, over)
             if cut == held:
                 del self.idle[oldest]
+                self.mixed = True
             else:
                 self.idle[oldest] = held - cut
             self.idle_kv -= cut
@@ -305,13 +329,14 @@ class _Engine:
             elif self.away:
                 gap = max(0.0, self.away[0][0] - self.now)
                 self.now += gap
-                self.mark(gap / max(self.model.step_s(1, int(self.progress)), 1e-12))  # who is there has it alone
+                made = gap / max(self.model.step_s(1, int(self.progress)), 1e-12)  # who is there has it alone
+                self.mark(made, made)
 
     def come_back(self) -> None:
         while self.away and self.away[0][0] <= self.now:
             row = heappop(self.away)[2]
             row.context += row.observation
-            self.changed = True
+            self.changed = self.mixed = True
             self.back.append(row)
 
     def prefill(self) -> None:
@@ -319,7 +344,7 @@ class _Engine:
             seconds = self.missing * self.model.prefill_token_s
             self.now += seconds
             self.prefill_s += seconds
-            self.mark(0.0)
+            self.mark(0.0, 0.0)
         self.missing = 0
 
     def decode(self) -> None:
@@ -335,7 +360,7 @@ class _Engine:
         self.row_steps += rows * steps
         self.steps += steps
         self.kv += rows * steps
-        self.mark(steps * rows / (rows + len(self.waiting) + len(self.back)))
+        self.mark(steps * rows / (rows + len(self.waiting) + len(self.back)), steps)
         self.end_rows()
 
     def ends_next(self) -> int:
@@ -349,8 +374,10 @@ class _Engine:
             if order in self.running:
                 self.leave(row)
 
-    def mark(self, progress: float) -> None:
+    def mark(self, progress: float, ran: float) -> None:
         self.progress += progress
+        self.ran += ran
+        self.marks[2].append(self.ran)
         self.marks[0].append(self.now)
         self.marks[1].append(self.progress)
 
@@ -371,10 +398,11 @@ def live_through(
     tools = any(len(row.turns) > 1 for row in rows)
     engine = _Engine(model, by_kv, tools, live or len(rows), max_left, deque(rows), any_most=any_most)
     engine.run()
-    times, progress = engine.marks
+    times, progress, running = engine.marks
     return Timeline(
         times=times,
         progress=progress,
+        running=running,
         rows=rows,
         end_s=engine.now,
         decode_s=engine.decode_s,

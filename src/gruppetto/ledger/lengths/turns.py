@@ -121,9 +121,9 @@ def _waits(tools: Tools, calls: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[
     mass[1:] = (excess[:-2] - 2 * excess[1:-1] + excess[2:]) / step
     mass = np.clip(mass, 0, None)
     mass /= mass.sum()
-    waves = np.fft.rfft(mass, 4 * _CELLS)
-    below = [np.cumsum(np.fft.irfft(waves**count, 4 * _CELLS))[: 2 * _CELLS] for count in calls]
-    return np.arange(2 * _CELLS) * step, np.clip(np.array(below), 0.0, 1.0)
+    waves = np.fft.rfft(mass, 2 * _CELLS)
+    below = [np.cumsum(np.fft.irfft(waves**count, 2 * _CELLS))[:_CELLS] for count in calls]
+    return np.arange(_CELLS) * step, np.clip(np.array(below), 0.0, 1.0)
 
 
 def _rarest(tools: Tools) -> float:
