@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppetto.cli.main import main
+from gruppetto.ledger.reproduce.counting import share_within
+from gruppetto.ledger.reproduce.study import Study, above, between, carry_out, fit, less, more, points, relative
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.static import Static
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.engine.rows import PooledKV
 from gruppetto.sim.reproduce.bench import Bench, play
-from gruppetto.sim.reproduce.catalogue import NOT_OURS, STUDIES, as_json, chosen, share_within
+from gruppetto.sim.reproduce.catalogue import NOT_OURS, STUDIES, as_json, chosen
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of, longest_first
 from gruppetto.sim.reproduce.speculate import BATCHES, accepted, rate_of, speculating
-from gruppetto.sim.reproduce.study import Study, above, between, carry_out, fit, less, more, points, relative
 from gruppetto.sim.reproduce.traces import recall
 from gruppetto.sim.workload import TraceWorkload, Workload
 

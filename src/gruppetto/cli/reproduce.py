@@ -1,4 +1,7 @@
-"""`gruppetto reproduce`: what the scheduler and the simulator make of published settings, beside what was published."""
+"""`gruppetto reproduce`: what the scheduler and the ledger make of published settings, beside what was published.
+
+Without a name, or with names of its records, the scheduler's, simulated; after the word `ledger`, the ledger's.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +10,89 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gruppetto.sim.reproduce.study import Outcome, Row, Study
+    from collections.abc import Callable
+    from typing import Any
+
+    from gruppetto.ledger.reproduce.study import Outcome, Row, Study
+
+    Table = tuple[list[Study], list[str], Callable[[Sequence[Outcome]], dict[str, Any]]]
+    """Records to reproduce, what to say of the others, and how to write them."""
 
 LEGEND = """\
 A row is within where ours lies in the band that the table of public numbers gives it. Inputs belong to a paper, never
 to a row; one that was changed after a result was seen says which rows it was fitted to. A hit on a fitted row says that
-the mechanism can make the number, not that it predicts it. Engine speed is a price list's, not a measurement."""
+the mechanism can make the number, not that it predicts it."""
+SPEED = {
+    "scheduler": "Engine speed is a price list's, not a measurement.",
+    "ledger": "Shares of peak come in sets, one a source; a row is predicted with its source's set and no other.",
+}
+LEDGER = "ledger"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
         "reproduce",
-        help="predict published scheduling results in simulation",
-        description="Simulates the settings of published systems and prints ours beside the published figures.",
-        epilog="Example: gruppetto reproduce april rollpacker --json table.json",
+        help="predict published results: scheduling in simulation, costs by the ledger",
+        description="Simulates the settings of published systems and prints ours beside the published figures; "
+        "`reproduce ledger` computes published rates, seconds and sizes.",
+        epilog="Examples: gruppetto reproduce april rollpacker --json table.json; gruppetto reproduce ledger sync",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="records to reproduce, by part of their name (all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="records to reproduce, by part of their name (all); `ledger` first: those of the ledger",
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON (- = standard output, and no table)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from gruppetto.sim.reproduce.catalogue import NOT_OURS, as_json, chosen
-    from gruppetto.sim.reproduce.study import carry_out
+    from gruppetto.ledger.reproduce.study import carry_out
 
+    of_ledger = args.names[:1] == [LEDGER]
+    names = args.names[1:] if of_ledger else args.names
+    studies, elsewhere, as_json = _ledger(names) if of_ledger else _scheduler(names)
     quiet = args.json == "-"
     outcomes = []
-    for study in chosen(args.names):
+    for study in studies:
         outcome = carry_out(study)
         outcomes.append(outcome)
         if not quiet:
             print("\n".join(_lines(outcome)), flush=True)
     if not quiet:
-        print("\n".join(_summary(outcomes)))
-        if not args.names:
-            print("\nNot for a scheduler to predict:")
-            print("\n".join(f"  {record}: {why}" for record, why in NOT_OURS.items()))
+        print("\n".join(_summary(outcomes, LEDGER if of_ledger else "scheduler")))
+        if not names:
+            print("\n".join(["", *elsewhere]))
     if args.json:
         _write(as_json(outcomes), args.json)
     return 0
+
+
+def _scheduler(names: Sequence[str]) -> Table:
+    from gruppetto.sim.reproduce.catalogue import NOT_OURS, as_json, chosen
+
+    elsewhere = [
+        "Not for a scheduler to predict:",
+        *(f"  {record}: {why}" for record, why in NOT_OURS.items()),
+        "",
+        "Rates, seconds and sizes that the ledger predicts: gruppetto reproduce ledger",
+    ]
+    return chosen(names), elsewhere, as_json
+
+
+def _ledger(names: Sequence[str]) -> Table:
+    from gruppetto.ledger.reproduce.catalogue import NOT_PREDICTED, SCHEDULERS, as_json, chosen
+
+    elsewhere = [
+        "Not for a ledger to predict:",
+        *(f"  {record}: {why}" for record, why in NOT_PREDICTED.items()),
+        "",
+        f"The scheduler's {len(SCHEDULERS)} other records, simulated: gruppetto reproduce",
+    ]
+    return chosen(names), elsewhere, as_json
 
 
 def _lines(outcome: Outcome) -> list[str]:
@@ -73,8 +118,8 @@ def _inputs(study: Study) -> list[str]:
     ]
 
 
-def _summary(outcomes: Sequence[Outcome]) -> list[str]:
-    from gruppetto.sim.reproduce.catalogue import mean_share, share_within
+def _summary(outcomes: Sequence[Outcome], whose: str) -> list[str]:
+    from gruppetto.ledger.reproduce.counting import mean_share, share_within
 
     rows = sum(len(outcome.verdicts) for outcome in outcomes)
     fitted = sum(verdict.row.fitted for outcome in outcomes for verdict in outcome.verdicts)
@@ -85,6 +130,7 @@ def _summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"{rows - fitted} that no input was fitted to",
         f"{whole} of {len(outcomes)} records whole, {mean_share(outcomes):.0%} of a record's rows on average",
         LEGEND,
+        SPEED[whose],
     ]
 
 

@@ -212,7 +212,7 @@ SETS = {
             sync_s=0.25,
             misc_broadcast=True,
             load_quantized=5.7e9,
-            engine=0.65,
+            engine=0.45,
             train_experts=0.15,
         ),
         _set(
@@ -244,7 +244,12 @@ SETS = {
         ),
         _set(
             "verl-fully-async",
-            "a fit of ours to verl docs, advance/fully_async.md, with checkpoint engine (H20; 30B-A3B, 235B-A22B)",
+            "a fit of ours to verl docs, advance/fully_async.md: syncs with its checkpoint engine (H20; 30B-A3B, "
+            "235B-A22B), stages of the colocated 7B (H20, whose few FLOP/s are reached to 70 %)",
+            engine=0.8,
+            train=0.70,
+            forward=0.60,
+            micro_batch_s=2.0,
             sync_s=1.5,
             gather=22.7e9,
             gather_experts=22.7e9,
@@ -265,10 +270,20 @@ SETS = {
             host_optimizer=27.5e9,
         ),
         _set(
+            "skyrl",
+            "a fit of ours to SkyRL docs, examples/megatron (Search-R1, about 800 tokens a sample, 8 and 32 H100)",
+            micro_batch_s=0.8,
+        ),
+        _set(
             "verl",
-            "verl docs perf/dpsk.md (DeepSeek-V3 on 96 H20: MFU) and fully_async_policy/dynamic_schedule/README.md (a "
-            "switch is estimated at 10 s, there and back)",
+            "verl docs perf/dpsk.md (DeepSeek-V3 on 96 H20: MFU; rollout seconds, without CUDA graphs), "
+            "checkpoint_engine/README.md (gather), fully_async_policy/dynamic_schedule/README.md (a switch is "
+            "estimated at 10 s, there and back)",
+            engine=0.21,
             train_experts=0.19,
+            forward=0.19,
+            gather=8.5e9,
+            gather_experts=8.5e9,
             switch_s=5.0,
         ),
     )

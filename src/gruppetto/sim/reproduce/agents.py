@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
+from gruppetto.ledger.reproduce.study import Input, Row, Study, between, fit, relative
 from gruppetto.scheduler.actions import Action
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.placing import Placing
@@ -18,7 +19,6 @@ from gruppetto.scheduler.views import PoolView
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, PolicyMaker, mean, play
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of
-from gruppetto.sim.reproduce.study import Input, Row, Study, between, fit, relative
 from gruppetto.sim.workload import Workload
 from gruppetto.sim.workload.base import TaskKey, Turn, uniform
 from gruppetto.sim.world import Spec

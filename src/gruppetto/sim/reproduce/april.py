@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gruppetto.ledger.reproduce.study import Input, Row, Study, fit, points
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, play
-from gruppetto.sim.reproduce.study import Input, Row, Study, fit, points
 from gruppetto.sim.workload import Workload
 
 MEAN, SIGMA, ICC, CAP = 5_600, 0.7, 0.5, 8_192

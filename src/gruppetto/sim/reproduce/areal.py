@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Study, above, fit, relative
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, play
-from gruppetto.sim.reproduce.study import Input, Study, above, fit, relative
 from gruppetto.sim.workload import Workload
 
 CAP, MEAN, CV, ICC, PROMPT = 27_648, 3_500, 1.0, 0.5, 512

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Study, between, relative
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, play
 from gruppetto.sim.reproduce.speculate import rate_of, speculating
-from gruppetto.sim.reproduce.study import Input, Study, between, relative
 from gruppetto.sim.workload import Workload
 
 TLT_MEAN, TLT_CV, TLT_CAP, TLT_BELOW = 4_000, 1.5, 32_768, 32

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Study, fit, points, relative
 from gruppetto.scheduler.actions import Action, Update
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
@@ -19,7 +20,6 @@ from gruppetto.scheduler.views import PoolView
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, PolicyMaker, Run, play
 from gruppetto.sim.reproduce.oracle import TrueOrder, lengths_of
-from gruppetto.sim.reproduce.study import Input, Study, fit, points, relative
 from gruppetto.sim.workload import Workload
 from gruppetto.sim.world import Spec
 

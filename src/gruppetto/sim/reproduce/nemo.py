@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Study, fit, relative
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, play
-from gruppetto.sim.reproduce.study import Input, Study, fit, relative
 from gruppetto.sim.workload import Workload
 
 MEAN, CAP, SIGMA, ICC = 3_203, 4_096, 0.6, 0.5

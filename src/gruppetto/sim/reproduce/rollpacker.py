@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Row, Study, above, fit, points, relative
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.rounds import ShortLong
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, play
-from gruppetto.sim.reproduce.study import Input, Row, Study, above, fit, points, relative
 from gruppetto.sim.workload import Workload
 
 SOURCE = "RollPacker PDF (NSDI'26)"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Row, Study, fit, less, more, points, relative
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.rounds import Continuous
@@ -18,7 +19,6 @@ from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, PolicyMaker, Run, mean, play
 from gruppetto.sim.reproduce.oracle import longest_first
 from gruppetto.sim.reproduce.speculate import rate_of, speculating
-from gruppetto.sim.reproduce.study import Input, Row, Study, fit, less, more, points, relative
 from gruppetto.sim.workload import Workload
 
 SOURCE = "arXiv:2511.14617v3"

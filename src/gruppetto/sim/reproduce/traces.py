@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
+from gruppetto.ledger.reproduce.study import Input, Study, fit, points, relative
 from gruppetto.rng import stream
-from gruppetto.sim.reproduce.study import Input, Study, fit, points, relative
 from gruppetto.sim.workload import TraceWorkload, Workload, measure
 
 SEED, GROUPS, GROUP = 11, 3_000, 8

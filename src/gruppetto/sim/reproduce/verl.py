@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from gruppetto.ledger.reproduce.study import Input, Study, fit, relative
 from gruppetto.sim.engine import GPUS, EngineModel
 from gruppetto.sim.reproduce.bench import Bench, play
-from gruppetto.sim.reproduce.study import Input, Study, fit, relative
 from gruppetto.sim.workload import Workload
 
 SOURCE = "verl docs/advance/fully_async.md"

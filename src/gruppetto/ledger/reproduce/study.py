@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One number that a simulation needs. `source`: where it was published, or why it was chosen."""
+    """One number that a prediction needs. `source`: where it was published, or why it was chosen."""
 
     name: str
     value: str
@@ -60,6 +60,21 @@ def between(name: str, low: float, high: float, slack: float, doubt: str = "") -
     return Row(name, None, low - slack, high + slack, doubt, f"{low:g} to {high:g}")
 
 
+def times(name: str, published: float, factor: float, doubt: str = "") -> Row:
+    """A row with a band of a factor on both sides."""
+    return Row(name, published, published / factor, published * factor, doubt)
+
+
+def ranged(name: str, low: float, high: float, share: float, doubt: str = "") -> Row:
+    """A row of which a range was published, with a band of `share` beyond both ends."""
+    return Row(name, None, low * (1 - share), high * (1 + share), doubt, f"{low:g} to {high:g}")
+
+
+def exact(name: str, published: float, doubt: str = "") -> Row:
+    """A row that must be met up to rounding in floating point."""
+    return relative(name, published, 1e-9, doubt)
+
+
 def more(name: str, limit: float = 1.0, doubt: str = "") -> Row:
     """A sign: the prediction must be over `limit`, no figure was published."""
     return Row(name, None, limit, math.inf, doubt, f"over {limit:g}")
@@ -82,7 +97,7 @@ def above(name: str, published: float, limit: float, doubt: str = "") -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A record of the table of public numbers. `predict` runs the simulations and gives each row's value by name."""
+    """A record of the table of public numbers. `predict` computes and gives each row's value by name."""
 
     id: str
     source: str
