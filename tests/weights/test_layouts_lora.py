@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from weights.layout_models import model
+from weights.layout_models import equal, model, values
 
-from gruppetto.errors import UserError
-from gruppetto.weights.layouts import lora
-from gruppetto.weights.layouts.maps import by_name
+from gruppetto.errors import RunError, UserError
+from gruppetto.weights.layouts import lora, megatron, megatron_lora
+from gruppetto.weights.layouts.maps import by_name, check, collect, fill, zeros
+from gruppetto.weights.layouts.megatron import MegatronLayout, place_of
 from gruppetto.weights.layouts.spec import Spec
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -61,16 +62,71 @@ def test_merging_leaves_the_base_and_scales_by_rank_or_its_root():
     assert lora.scale(8, 4, rank_stabilised=True) == 4
 
 
-def test_megatrons_fused_adapter_is_the_update_of_the_fused_weight():
-    """linear_out's rows in group order times the one linear_in are linear_qkv's update."""
-    specs = by_name(model(queries=4, groups=2))
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((2, 4))
-    b = {
-        f"model.layers.0.self_attn.{k}_proj.lora_B.weight": rng.standard_normal((n, 2))
-        for k, n in zip("qkv", (8, 4, 4), strict=True)
+def on_every_linear(rank=2, parts=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")):
+    """A whole adapter of BASE: its specs, and values in which the parts of a fused linear share lora_A."""
+    specs = []
+    for name, spec in BASE.items():
+        if name.removesuffix(".weight").rpartition(".")[2] in parts:
+            specs += adapter(name.removesuffix(".weight"), rank, *spec.shape)
+    whole = values(specs)
+    for name in whole:
+        if name.endswith("lora_A.weight"):
+            for part, first in (("k_proj", "q_proj"), ("v_proj", "q_proj"), ("up_proj", "gate_proj")):
+                if part in name and (same := name.replace(part, first)) in whole:
+                    whole[name] = whole[same].copy()
+    return specs, whole
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_megatrons_adapters_come_back_as_pefts(tp, pp):
+    specs, whole = on_every_linear()
+    pairs = lora.read_adapter(specs, BASE, {})
+    layout = MegatronLayout(tp=tp, pp=pp)
+    maps = {
+        rank: megatron_lora.rank_map(pairs, BASE, layout, place_of(layout, rank), 2, 2) for rank in range(layout.ranks)
     }
-    rows = lora.fused_rows(specs, 0, 2)
-    fused = np.concatenate([b[name][start:stop] for name, (start, stop) in rows])
-    q, k, v = ((part @ a).reshape(2, -1, 2, 4) for part in b.values())
-    assert np.allclose(fused @ a, np.concatenate([q, k, v], axis=1).reshape(-1, 4))
+    check(maps)
+    held = {rank: zeros(m.targets) for rank, m in maps.items()}
+    for rank, m in maps.items():
+        fill(m, whole, held[rank])
+    back = zeros(by_name(specs))
+    collect(maps, held, back)
+    assert equal(back, whole)
+
+
+def test_megatrons_fused_adapter_is_the_update_of_the_fused_weight():
+    """linear_out times the one linear_in is what the parts' updates are, laid as linear_qkv is."""
+    specs, whole = on_every_linear()
+    whole = {name: (array.view(np.uint32) % 7).astype(np.float32) for name, array in whole.items()}
+    pairs = lora.read_adapter(specs, BASE, {})
+    adapted = megatron_lora.rank_map(pairs, BASE, MegatronLayout(), place_of(MegatronLayout(), 0), 2, 2)
+    held = zeros(adapted.targets)
+    fill(adapted, whole, held)
+    floats = [Spec(spec.name, spec.shape, "float32") for spec in BASE.values()]
+    model_map = megatron.rank_map(floats, MegatronLayout(), place_of(MegatronLayout(), 0), 2)
+    updates = {spec.name: np.zeros(spec.shape, np.float32) for spec in floats}
+    for pair in pairs:
+        updates[f"{pair.module}.weight"] = whole[pair.b.name] @ whole[pair.a.name]
+    laid = zeros(model_map.targets)
+    fill(model_map, updates, laid)
+    for new in (*megatron_lora.FUSED, *megatron_lora.SINGLE):
+        stem = f"decoder.layers.1.{new}."
+        product = held[f"{stem}adapter.linear_out.weight"] @ held[f"{stem}adapter.linear_in.weight"]
+        assert np.array_equal(product, laid[f"{stem}weight"])
+
+
+def test_adapters_that_megatron_cannot_hold_are_refused():
+    layout = MegatronLayout()
+    some, _ = on_every_linear(parts=("q_proj", "v_proj"))
+    with pytest.raises(UserError, match="k_proj has no adapter, but others of the same fused linear have"):
+        megatron_lora.rank_map(lora.read_adapter(some, BASE, {}), BASE, layout, place_of(layout, 0), 2, 2)
+    base = by_name(model(experts=2))
+    expert = "model.layers.0.mlp.experts.1.down_proj"
+    pairs = lora.read_adapter(adapter(expert, 2, *base[expert + ".weight"].shape), base, {})
+    with pytest.raises(UserError, match=r"experts\.1\.down_proj has an adapter that Megatron's fused ones do not"):
+        megatron_lora.rank_map(pairs, base, layout, place_of(layout, 0), 2, 2)
+    specs, whole = on_every_linear()
+    whole["base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight"] += 1
+    made = megatron_lora.rank_map(lora.read_adapter(specs, BASE, {}), BASE, layout, place_of(layout, 0), 2, 2)
+    with pytest.raises(RunError, match=r"k_proj\.lora_A\.weight and .*q_proj\.lora_A\.weight are one tensor"):
+        fill(made, whole, zeros(made.targets))

@@ -1,4 +1,4 @@
-"""LoRA adapters: which tensors one has, whether it is whole, what it adds to a weight, and Megatron's fused form.
+"""LoRA adapters: which tensors one has, whether it is whole, and what it adds to a weight.
 
 PEFT's names: base_model.model.<module>.lora_A.weight [rank, in], lora_B.weight [out, rank]; in memory with the
 adapter's name in between (lora_A.default.weight). The update is scale * B @ A with scale = alpha / rank, or
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gruppetto.errors import UserError
-from gruppetto.weights.layouts.fused import Rows, by_group, read_heads
 from gruppetto.weights.layouts.spec import Spec
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.(?!weight$)[\w-]+)?\.weight")
@@ -85,11 +84,3 @@ def merged(
 ) -> NDArray[np.float32]:
     """base + factor * b @ a; the base stays as it was."""
     return base + np.float32(factor) * (b @ a)
-
-
-def fused_rows(specs: Mapping[str, Spec], layer: int, head_dim: int) -> Rows:
-    """Megatron's linear_out (B) of a fused linear_qkv, as rows of q's, k's and v's lora_B; linear_in (A) is one for
-    all three. `specs` are the model's tensors."""
-    prefix = f"model.layers.{layer}.self_attn"
-    heads = read_heads(specs, prefix, head_dim)
-    return by_group(prefix, "lora_B.weight", heads, (0, heads.groups))
