@@ -1,0 +1,61 @@
+"""The process: signals, what a taken port says, and an end in which everybody is answered."""
+
+import asyncio
+import re
+import signal
+import socket
+
+import aiohttp
+from engines.serve.conftest import serving
+from engines.serve.wire import events, get, ok, post, running, start
+
+from gruppetto.cli.main import main
+
+
+async def gone(process):
+    return await asyncio.to_thread(process.wait, 30)
+
+
+async def test_sigterm_drains_then_aborts_and_answers_everybody(tiny_model):
+    with serving(str(tiny_model), "--slots", "2", "--context", "2048", "--drain", "0.5") as (url, process):
+        async with aiohttp.ClientSession(url) as http:
+            long = [start(http, f"r{i}", max_new_tokens=2000) for i in range(3)]
+            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}, "stream": True}
+            stream = asyncio.ensure_future(events(http, "/generate", body))
+            await running(http, 2, waiting=2)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            status, found = await post(http, "/generate", {"input_ids": [1]})
+            assert (status, found["error"]["retryable"]) == (503, True)
+            assert (await get(http, "/health"))[0] == (await get(http, "/ready"))[0] == 503
+            for status, found in await asyncio.gather(*long):
+                assert status == 200
+                assert found["meta_info"]["finish_reason"]["type"] == "abort"
+            assert (await stream)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+        assert await gone(process) == 0
+        assert process.stderr.read() == ""
+
+
+async def test_ctrl_c_ends_with_130_also_while_requests_are_held(tiny_model):
+    with serving(str(tiny_model), "--slots", "2", "--drain", "30", "--api-key", "k") as (url, process):
+        headers = {"Authorization": "Bearer k"}
+        async with aiohttp.ClientSession(url, headers=headers) as http:
+            await ok(http, "/pause_generation", {"mode": "retract"})
+            held = start(http, "held")
+            await running(http, 0, waiting=1)
+            process.send_signal(signal.SIGINT)
+            status, found = await held
+            assert (status, found["output_ids"]) == (200, [])
+        assert await gone(process) == 130
+
+
+def test_a_taken_port_is_refused_before_the_model_is_loaded(tiny_model, capsys, monkeypatch):
+    monkeypatch.setattr("gruppetto.engines.serve.server.Server.start", None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(tiny_model), "--port", str(port)]) == 2
+    assert re.fullmatch(
+        rf"error: --port {port} on 127.0.0.1 cannot be had .*; write another\n", capsys.readouterr().err
+    )
