@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}; write more than 0")
     if args.drain < 0:
         raise UserError(f"--drain {args.drain:g}; write 0 or more")
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("serving needs torch; write pip install 'gruppetto[train]'")
     _quiet_threads(args.threads)
     import asyncio
 

@@ -21,8 +21,9 @@ async def test_an_abort_gives_what_was_made_and_leaves_rids_that_begin_alike(htt
     tasks = {rid: start(http, rid) for rid in ("ab", "abc", "a")}
     await running(http, 3)
     await asyncio.sleep(0.1)
-    await ok(http, "/abort_request", {"rid": "ab"})
+    await ok(http, "/abort_request", {"rid": "ab", "abort_message": "enough"})
     found = await ended(tasks["ab"])
+    assert found["meta_info"]["finish_reason"]["message"] == "enough"
     assert 0 < len(found["output_ids"]) < 400
     assert found["meta_info"]["finish_reason"]["status_code"] is None
     assert found["meta_info"]["prompt_tokens"] == 3

@@ -23,6 +23,8 @@ from gruppetto.engines.serve.totals import Totals
 from gruppetto.errors import GruppettoError
 from gruppetto.types import Segment
 
+BY_REQUEST = "Aborted by request"
+
 POLL_S = 0.005
 """Seconds between two looks at what streamed requests have made; a step of a small model on a CPU takes about this."""
 
@@ -203,16 +205,16 @@ class Calls:
 
     # --- aborts --------------------------------------------------------------------------------------------------
 
-    async def abort(self, rid: str) -> int:
+    async def abort(self, rid: str, message: str = BY_REQUEST) -> int:
         """Ends the request of exactly this rid, or those of a batch that was sent under it; returns how many."""
         calls = list(self._families.get(rid, ()))
         if (one := self.live.get(rid)) is not None and one not in calls:
             calls.append(one)
         for call in calls:
-            await self._stop(call, Abort("Aborted by request"))
+            await self._stop(call, Abort(message))
         return len(calls)
 
-    async def abort_all(self, message: str = "Aborted by request", *, entered_only: bool = False) -> int:
+    async def abort_all(self, message: str = BY_REQUEST, *, entered_only: bool = False) -> int:
         """Ends every request; with `entered_only` not those that never came past the gate."""
         calls = [call for call in self.live.values() if call.entered or not entered_only]
         for call in calls:

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from gruppetto.engines.serve.bodies import decode, read, read_body
+from gruppetto.engines.serve.calls import BY_REQUEST
 from gruppetto.engines.serve.control import Mode
 from gruppetto.engines.serve.hub import Hub
 from gruppetto.engines.serve.refusal import Refusal, json_response
@@ -105,10 +106,11 @@ class CheckerBody(Body, kw_only=True):
 async def abort_request(hub: Hub, request: web.Request) -> web.Response:
     """One by its rid, or all. Unknown and empty rids are no error."""
     body = await read(request, AbortBody, hub.settings.limits)
+    message = body.abort_message or BY_REQUEST
     if body.abort_all:
-        await hub.calls.abort_all()
+        await hub.calls.abort_all(message)
     elif body.rid:
-        await hub.calls.abort(body.rid)
+        await hub.calls.abort(body.rid, message)
     return web.Response()
 
 
