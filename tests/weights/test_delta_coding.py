@@ -27,6 +27,7 @@ positions_in = st.integers(1, 3000).flatmap(
 
 
 @given(positions_in, st.sampled_from([1, 2, 4, 8]))
+@settings(deadline=None)
 def test_positions_come_back(drawn, width):
     listed, size = drawn
     positions = np.array(listed, np.int64)
@@ -61,6 +62,7 @@ def test_the_shortest_coding_is_taken(positions, size, coding):
     st.integers(-1, 40),
     st.integers(0, 40),
 )
+@settings(deadline=None)
 def test_bytes_that_are_no_coding_never_reach_outside(coding, data, count, size):
     try:
         positions = decode(coding, data, count, size)
@@ -117,6 +119,7 @@ def test_a_digest_moves_along_with_a_change(kind, size, seed, count):
 
 
 @given(hnp.arrays(np.uint16, st.integers(2, 70)), st.data())
+@settings(deadline=None)
 def test_a_digest_sees_every_bit_and_every_swap(values, data):
     one = data.draw(st.integers(0, len(values) - 1))
     other = data.draw(st.integers(0, len(values) - 1))

@@ -35,6 +35,7 @@ def at(tp=0, chunk=0, etp=0, ep=0):
 
 
 @given(st.integers(0, 12), st.integers(1, 9))
+@settings(deadline=None)
 def test_chunks_are_torch_chunks(size, ranks):
     parts = torch.arange(size).chunk(ranks)
     for rank in range(ranks):
@@ -48,6 +49,7 @@ def test_chunks_are_torch_chunks(size, ranks):
     st.sampled_from([(REPLICA, Cut(0)), (Cut(0), Cut(0)), (Cut(0), Cut(1)), (Cut(1), REPLICA)]),
     st.data(),
 )
+@settings(deadline=None)
 def test_boxes_are_those_of_dtensor(shape, mesh, cuts, data):
     place = tuple(data.draw(st.integers(0, ranks - 1)) for ranks in mesh)
     placements = [Replicate() if cut.axis is None else Shard(cut.axis) for cut in cuts]
