@@ -48,8 +48,6 @@ SCHEDULERS: tuple[str, ...] = (
 """Records of who runs when, and of lengths and tools: predicted by simulation, without a name after the command."""
 
 NOT_PREDICTED: Mapping[str, str] = {
-    "verl-dynamic-switch": "what lending saves depends on how far both splits are from balance; neither lengths "
-    "nor batch are published",
     "nemo-swe": "turns, tool and sandbox seconds are not published, and its two figures contradict each other",
     "areal-staleness-quality": "a learning outcome",
     "areal-verl-table": "ratios from a survey and hours from memory; the compared system's settings are not published",

@@ -1,6 +1,6 @@
-"""Whole synchronous steps: 671B on 96 and on 512 GPUs, a 30B mixture on 32, and 8K tokens each by hand.
+"""Whole synchronous steps: 671B on 96 and on 512 GPUs, a 30B mixture on 32, 8K tokens each by hand, GPUs that are lent.
 
-Owns four records. Systems that wait for their last rollout are forecast so (`accounts`), in their own layouts.
+Owns five records. Systems that wait for their last rollout are forecast so (`accounts`), in their own layouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gruppetto.ledger.machines.engines import engine_model
 from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.reproduce.accounts import Run
-from gruppetto.ledger.reproduce.study import Input, Study, between, fit, points, relative, times
+from gruppetto.ledger.reproduce.study import Input, Row, Study, between, fit, points, relative, times
 from gruppetto.ledger.transfers.switch import switch
 from gruppetto.ledger.transfers.sync import sync
 
@@ -227,4 +227,48 @@ HAND = Study(
     says="Predicted. Attention counts here, which the hand leaves out: forward and training are 6 to 8 % longer.",
 )
 
-STUDIES = (DEEPSEEK, ZERO, NEMO, HAND)
+# -- verl, GPUs lent ---------------------------------------------------------------------------------------------------
+
+EVEN, UNEVEN = (16, 16), (24, 8)
+"""Rollout and trainer GPUs of the two static splits."""
+SAVED = {EVEN: 0.175, UNEVEN: 0.153}
+STATIC_STEP_S, HAND_OVERS_S = 200.0, 10.0
+
+
+def _lending() -> Mapping[str, float]:
+    """Rollouts bind on the even split and training on the uneven one, so that their steps say what both sides' work is:
+    A GPU-seconds of rollouts, and t seconds of training on 16 GPUs. With R rollout GPUs and T trainer GPUs that are
+    lent while they would wait, a step of s seconds has s R + (s - t - w) T = A, w seconds for hand-overs."""
+    even_s = STATIC_STEP_S
+    uneven_s = even_s * (1 - SAVED[EVEN]) / (1 - SAVED[UNEVEN])
+    rollouts, training = even_s * EVEN[0], uneven_s * UNEVEN[1]
+    engines, trainers = EVEN
+    step_s = (rollouts + training + trainers * HAND_OVERS_S) / (engines + trainers)
+    return {"saved over 16 + 16": 1 - step_s / even_s, "saved over 24 + 8": 1 - step_s / uneven_s}
+
+
+LENDING = Study(
+    id="verl-dynamic-switch",
+    source="verl, fully_async_policy/dynamic_schedule/README.md",
+    setting="Qwen3.5-35B-A3B, 32 H20, trainer GPUs generate while they would wait",
+    inputs=(
+        Input("what binds", "rollouts on 16 + 16, training on 24 + 8", "the page, its table of trade-offs"),
+        Input(
+            "24 + 8 over 16 + 16, in seconds",
+            f"{(1 - SAVED[EVEN]) / (1 - SAVED[UNEVEN]):.3f}",
+            "the page: what is saved over each",
+            "1 of 2 rows",
+        ),
+        Input("hand-overs", f"{HAND_OVERS_S:g} s a step, there and back", "the page: its default estimate"),
+        Input("step on 16 + 16", f"{STATIC_STEP_S:g} s", "chosen: its curves are images; 100 s save 2.5 points less"),
+    ),
+    predict=_lending,
+    tolerance="10 to 25 %",
+    rows=(
+        fit(Row("saved over 16 + 16", SAVED[EVEN], 0.10, 0.25)),
+        Row("saved over 24 + 8", SAVED[UNEVEN], 0.10, 0.25),
+    ),
+    says="Fitted: how the two static splits compare. Predicted: what lending makes of them, both sides always busy.",
+)
+
+STUDIES = (DEEPSEEK, ZERO, NEMO, HAND, LENDING)

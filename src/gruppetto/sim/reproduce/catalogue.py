@@ -34,7 +34,8 @@ _QUALITY = "a learning outcome: nothing learns in a simulation"
 _SYSTEMS = "whole systems on other hardware or parallelism compared; what scheduling adds is not told apart"
 
 NOT_OURS: Mapping[str, str] = {
-    "verl-dynamic-switch": "GPUs lent between trainer and engines: our engines do not change sides",
+    "verl-dynamic-switch": "GPUs lent to the other side, as our engines never are: the ledger's "
+    "(gruppetto reproduce ledger)",
     "verl-dsv3-96": _LEDGER,
     "nemo-swe": "tool and sandbox times of the run are not published, and its two figures contradict each other",
     "areal-staleness-quality": _QUALITY,
