@@ -24,8 +24,9 @@ from gruppetto.ledger.generation import (
     ideal,
     staircase,
 )
+from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.phase import typical_rows
-from gruppetto.ledger.generation.timeline import Row, Timeline, live_through
+from gruppetto.ledger.generation.timeline import live_through
 from gruppetto.ledger.lengths import LognormalLengths, Tools
 
 few = settings(max_examples=12, deadline=None)
@@ -192,6 +193,15 @@ def test_what_cannot_be_is_refused() -> None:
         asynchronous(0)
 
 
+def test_equal_rollouts_end_no_earlier_than_the_work_takes() -> None:
+    """Where rows give way for want of KV, it is the one that gave way most often that ends last."""
+    equal = replace(BATCH, groups=64, lengths=LognormalLengths.from_mean_cv(8192, 0.0, 8192))
+    engines = Engines(model=MODEL, count=4)
+    for schedule in (SYNC, LAYERED, asynchronous(1)):
+        found = expected(equal, engines, TRAINER, schedule)
+        assert found.ideal_s.value <= found.rollout_s.value <= 1.35 * found.ideal_s.value
+
+
 def test_typical_rollouts_are_whole_turns() -> None:
     tools = Tools(turn_tokens=250, observation_tokens=600, median_s=0.4)
     lengths = LognormalLengths.from_mean(4250, sigma=0.5, icc=0.5, cap=20_000)
@@ -220,13 +230,12 @@ CASES = [
     ("A", "layered", 12, 1, 1),
     ("A", "async", 12, 1, 1),
     ("D", "sync", 12, 1, 1),
-    ("D", "layered", 12, 1, 1),
     ("R", "async", 12, 1, 1),
-    ("R", "layered", 12, 1, 1),
+    ("R", "sync", 12, 1, 1),
     ("B", "sync", 6, 1, 16),
     ("B", "layered", 6, 1, 16),
     ("B", "async", 6, 1, 16),
-    ("C", "sync", 6, 3, 8),
+    ("C", "sync", 6, 2, 8),
     ("C", "layered", 6, 2, 8),
     ("C", "async", 6, 2, 8),
     ("E", "sync", 6, 2, 8),

@@ -17,11 +17,11 @@ from typing import Any
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation.bounds import critical, ideal, staircase
+from gruppetto.ledger.generation.lived import Timeline
 from gruppetto.ledger.generation.phase import batch_timeline, flow_s, orders, share_of, waits
 from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule, Trainer
 from gruppetto.ledger.generation.spread import own_s, shifts_s, spread_s
 from gruppetto.ledger.generation.tail import Tail
-from gruppetto.ledger.generation.timeline import Timeline
 
 _BATCHES = 128
 _TAIL = 0.05

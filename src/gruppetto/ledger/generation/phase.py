@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule
-from gruppetto.ledger.generation.timeline import CHUNK, Row, Timeline, live_through
+from gruppetto.ledger.generation.timeline import CHUNK, live_through
 
 PROBE_ICC = 0.2
 """Probes are worth their delay where siblings are at least so alike; below, rollouts run in the order of launch."""

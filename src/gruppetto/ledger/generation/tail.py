@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gruppetto.ledger.engine import EngineModel
+from gruppetto.ledger.generation.lived import Timeline
 from gruppetto.ledger.generation.sizes import Rollouts
-from gruppetto.ledger.generation.timeline import Timeline
 from gruppetto.ledger.lengths.base import Table
 
 if TYPE_CHECKING:
