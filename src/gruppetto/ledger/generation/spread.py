@@ -98,10 +98,10 @@ def shifts_s(rollouts: Rollouts, engines: Engines, rows: int, sticky: float, loa
     if engines.count < 2 or rows < 1 or sticky <= 0:
         return [0.0]
     table = rollouts.lengths.table()
-    share = np.diff(table.below, prepend=0.0, axis=1)
+    drawn = np.diff(table.below, prepend=0.0, axis=1)
     more = 1.0 + (rollouts.tools.observation_tokens / rollouts.tools.turn_tokens if rollouts.tools else 0.0)
     held = rollouts.prompt_tokens * table.grid + more * table.grid**2 / 2
-    by_kind, square = share @ held, share @ held**2
+    by_kind, square = drawn @ held, drawn @ held**2
     mean = float(table.weights @ by_kind)
     within = float(table.weights @ (square - by_kind**2))
     between = float(table.weights @ by_kind**2) - mean**2
@@ -110,4 +110,6 @@ def shifts_s(rollouts: Rollouts, engines: Engines, rows: int, sticky: float, loa
     places = min(engines.count, _ENGINES)
     normal = [quantile((i + 0.5) / places) for i in range(places)]
     wide = float(np.sqrt(sum(z * z for z in normal) / places))  # quantiles in the middle of shares are too close
-    return [max(-1.0, z / wide * deviation) * sticky * loaded_s for z in normal]
+    sigma = float(np.sqrt(np.log1p(deviation**2)))  # sums of what is skewed are skewed: lognormal again (Fenton)
+    shares = [float(np.exp(z / wide * sigma - sigma * sigma / 2)) - 1 for z in normal]
+    return [(share - sum(shares) / places) * sticky * loaded_s for share in shares]
