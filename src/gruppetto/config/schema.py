@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gruppetto.config.engines import EngineSection as EngineSection
+from gruppetto.config.engines import WeightsSection as WeightsSection
 from gruppetto.config.scheduling import SchedulerSection as SchedulerSection
 from gruppetto.config.section import Count, Positive, Seconds, Section, Share
 
@@ -104,27 +106,6 @@ class RolloutSection(Section):
     """A rollout that has not come back after this is failed (liveness)."""
 
 
-class EngineSection(Section):
-    """[engine]: what samples."""
-
-    type: Literal["embedded"] = "embedded"
-    """embedded: in this process, on a thread of its own, CPU or CUDA."""
-    count: Count = 1
-    """Engines."""
-    slots: Count = 64
-    """Sequences decoded together."""
-    context: Positive = 1024
-    """Longest prompt + response, in tokens."""
-    admit_batch: Positive = 4
-    """Free slots to wait for before a prefill while others decode; 1 = at once."""
-    prefill_chunk: Positive = 256
-    """Prompt tokens of one prefill call, which bounds how long an abort can take."""
-    kv_on_swap: Literal["keep", "recompute"] = "recompute"
-    """The KV of live rollouts when weights change under them: kept from the old ones, or computed anew."""
-    args: dict[str, Any] = {}
-    """Passed to the engine verbatim."""
-
-
 class RewardSection(Section):
     """[reward]: what scores."""
 
@@ -202,15 +183,6 @@ class TrainSection(Section):
     on_nan: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is not finite: stop the run, or skip the optimizer step and count it."""
     loss: LossSection = LossSection()
-
-
-class WeightsSection(Section):
-    """[weights]: how new weights reach the engines."""
-
-    channel: Literal["inprocess"] = "inprocess"
-    """inprocess: copied, never aliased."""
-    bucket_mb: Positive = 64
-    """Size of a bucket."""
 
 
 class EvalSection(Section):
