@@ -30,7 +30,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "side by side, and a recommendation. Needs no GPU, no weights and no torch.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("model", help="a name (Qwen3-8B), a config.json, or a folder that has one")
+    parser.add_argument("model", nargs="?", help="a name (Qwen3-8B), a config.json, or a folder that has one")
+    parser.add_argument(
+        "--against", metavar="RUN", help="the forecast of a run folder beside what it took (runs/latest)"
+    )
     _machines(parser.add_argument_group("machines"))
     _work(parser.add_argument_group("work of a step"))
     _choices(parser.add_argument_group("choices"))
@@ -141,6 +144,10 @@ def _output(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    if args.against:
+        return _against(args)
+    if args.model is None:
+        raise UserError("no model given; write a name or the path of a config.json, as in gruppetto plan Qwen3-8B")
     from gruppetto.cli.plan_arguments import ask_of, workload_of
     from gruppetto.ledger.plan.advice import read_sweep, sweep, usual_sweeps
     from gruppetto.ledger.plan.plan import plan
@@ -175,6 +182,16 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.request, request(found, _chosen(found, args)))
     if args.write:
         _write_run(found, args, given.name)
+    return 0
+
+
+def _against(args: argparse.Namespace) -> int:
+    """Forecast beside measured, in the place of a plan."""
+    from gruppetto.cli.plan_against import against
+
+    data = against(args)
+    if args.json:
+        write_json(args.json, data)
     return 0
 
 

@@ -1,0 +1,125 @@
+"""`gruppetto plan --against RUN`: the forecast of a run beside what it took, and which assumption was off."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gruppetto.cli.plan_against_run import RunRead, read_against
+from gruppetto.ledger.reconcile.as_json import as_json
+from gruppetto.ledger.reconcile.compare import Reconciled, reconcile, rows_of
+from gruppetto.ledger.units import show_seconds, show_share
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDTH = 150
+STEPS_SHOWN = 12
+"""Single steps in the table; of longer runs the first and the last half of so many."""
+_INSIDE = ("decode", "prefill", "score", "waiting")
+
+
+def against(args: argparse.Namespace) -> dict[str, Any]:
+    """Compares, prints (unless JSON goes to standard output), and returns the data of `--json`."""
+    from gruppetto.cli.plan_arguments import efficiency_asked
+    from gruppetto.ledger.machines.gpus import gpu_of
+
+    gpu, efficiency = gpu_of(args.gpu), efficiency_asked(args.efficiency, args.gpu)
+    read = read_against(args.against, args.model, gpu, efficiency)
+    found = reconcile(read.run, read.assumed, peak=read.peak, train_mfu=read.train_mfu)
+    if args.json != "-":
+        _show(read, found)
+    return {
+        "against": {
+            "run": str(read.path),
+            "simulated": read.simulated,
+            "gpu": gpu.name,
+            "efficiency": efficiency.name,
+            "assumed": list(read.words),
+            **as_json(found),
+        }
+    }
+
+
+def _show(read: RunRead, found: Reconciled) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    for part in _parts(read, found):
+        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+
+
+def _parts(read: RunRead, found: Reconciled) -> Iterator[str | Table]:
+    run = found.run
+    where = "disaggregated" if run.apart else "colocated"
+    kind = "simulated" if read.simulated else "measured"
+    yield f"{read.path}: {len(run.steps)} steps, {run.engines} engine{'s' * (run.engines > 1)}, {where}, {kind}"
+    yield ""
+    yield _stages(found)
+    yield ""
+    yield _steps(found)
+    yield ""
+    yield from _utilisation(found)
+    yield ""
+    yield from ("What was off:", *(f"  {line}" for line in found.off)) if found.off else ("Nothing was off by much.",)
+    yield ""
+    yield from ("Assumed:", *(f"  {line}" for line in read.words))
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _stages(found: Reconciled) -> Table:
+    table = _table("stage", "forecast", "measured", "ratio", "of the step")
+    for name, forecast_s, measured_s, ratio, share in rows_of(found):
+        if not forecast_s and not measured_s:
+            continue
+        shown = f"  {name}" if name in _INSIDE else name
+        table.add_row(shown, show_seconds(forecast_s), show_seconds(measured_s), _ratio(ratio), show_share(share))
+    return table
+
+
+def _steps(found: Reconciled) -> Table:
+    table = _table("step", "decode", "measured", "ratio", "train", "measured", "ratio", "whole", "measured", "ratio")
+    pairs = list(zip(found.steps, found.run.steps, strict=True))
+    half = STEPS_SHOWN // 2
+    for number, (ours, real) in enumerate(pairs):
+        if half <= number < len(pairs) - half:
+            if number == half:
+                table.add_row("…")
+            continue
+        cells = [str(ours.step)]
+        for name in ("decode", "train", "step"):
+            forecast_s, measured_s = ours.seconds[name], real.seconds[name]
+            ratio = measured_s / forecast_s if forecast_s else None
+            cells += [show_seconds(forecast_s), show_seconds(measured_s), _ratio(ratio)]
+        table.add_row(*cells)
+    return table
+
+
+def _utilisation(found: Reconciled) -> Iterator[str | Table]:
+    if found.mfu is None:
+        yield "Where the machine-seconds went:"
+    else:
+        yield f"MFU of the whole step: {found.mfu:.2%}. Where the rest went, which sums to one:"
+    table = _table("item", "share", "machine-seconds", "what it is")
+    table.columns[-1].justify = "left"
+    for loss in found.losses:
+        if found.mfu is None and loss.name == "useful FLOP":
+            continue
+        table.add_row(loss.name, f"{loss.share:.2%}", show_seconds(loss.machine_s), loss.formula)
+    table.add_row("sum", f"{sum(loss.share for loss in found.losses):.2%}")
+    yield table
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f} x"
