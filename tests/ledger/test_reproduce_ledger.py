@@ -14,8 +14,8 @@ from gruppetto.cli.main import main
 from gruppetto.ledger.machines.efficiency import SETS
 from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.ledger.models.catalog import model_of
-from gruppetto.ledger.reproduce import decode, steps, syncs, training
-from gruppetto.ledger.reproduce.catalogue import NOT_PREDICTED, SCHEDULERS, STUDIES, chosen
+from gruppetto.ledger.reproduce import beyond, decode, steps, syncs, training
+from gruppetto.ledger.reproduce.catalogue import NOT_PREDICTED, SCHEDULERS, STUDIES, apart, as_json, chosen
 from gruppetto.ledger.reproduce.counting import share_within
 from gruppetto.ledger.reproduce.study import carry_out, exact, ranged, times
 from gruppetto.sim.reproduce.catalogue import NOT_OURS
@@ -123,6 +123,24 @@ def test_every_study_gives_reasons():
             assert row.low < row.high
             assert row.said if row.published is None else row.holds(row.published)
         assert any(row.fitted for row in study.rows) == any(i.fitted for i in study.inputs), study.id
+
+
+def test_what_is_beyond_the_table_is_fitted_to_nothing_and_counted_apart(outcomes):
+    others = [carry_out(study) for study in beyond.STUDIES]
+    assert not any(v.row.fitted for outcome in others for v in outcome.verdicts)
+    assert not {study.id for study in beyond.STUDIES} & set(RECORDS)
+    records, found = apart([*outcomes.values(), *others])
+    assert records == list(outcomes.values())
+    assert found == others
+    table = as_json([*records, *others])["ledger"]
+    assert table["share_within"] == share_within(records)
+    assert table["beyond"]["share_within"] == share_within(others)
+    assert table["beyond"]["rows"] == 23
+
+
+def test_all_studies_have_names_of_their_own():
+    ids = [study.id for study in (*STUDIES, *beyond.STUDIES)]
+    assert len(set(ids)) == len(ids)
 
 
 def test_sets_that_are_named_exist_and_a_source_has_one_for_each_page():
@@ -239,7 +257,15 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
     target = tmp_path / "table.json"
     assert main(["reproduce", "ledger", "--json", str(target)]) == 0
     shown = capsys.readouterr().out
-    for text in ("sync-delta", "MISS", "FITTED", "Not for a ledger to predict", "llamarl-405b", "no input was fitted"):
+    for text in (
+        "sync-delta",
+        "MISS",
+        "FITTED",
+        "Not for a ledger to predict",
+        "llamarl-405b",
+        "no input was fitted",
+        "Beyond the table",
+    ):
         assert text in shown
     table = json.loads(target.read_text())["ledger"]
     assert table["share_within"] >= 0.85

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if not quiet:
             print("\n".join(_lines(outcome)), flush=True)
     if not quiet:
-        print("\n".join(_summary(outcomes, LEDGER if of_ledger else "scheduler")))
+        print("\n".join(_summary_of_ledger(outcomes) if of_ledger else _summary(outcomes, "scheduler")))
         if not names:
             print("\n".join(["", *elsewhere]))
     if args.json:
@@ -132,6 +132,20 @@ def _summary(outcomes: Sequence[Outcome], whose: str) -> list[str]:
         LEGEND,
         SPEED[whose],
     ]
+
+
+def _summary_of_ledger(outcomes: Sequence[Outcome]) -> list[str]:
+    """The same, and what is beyond the table of public numbers apart."""
+    from gruppetto.ledger.reproduce.catalogue import apart
+    from gruppetto.ledger.reproduce.counting import share_within
+
+    records, others = apart(outcomes)
+    rows = sum(len(outcome.verdicts) for outcome in others)
+    lines = [
+        "",
+        f"Beyond the table of public numbers: {share_within(others):.0%} of {rows} rows within, none of them fitted",
+    ]
+    return (_summary(records, LEDGER) if records else []) + (lines if others else [])
 
 
 def _published(row: Row) -> str:

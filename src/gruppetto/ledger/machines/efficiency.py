@@ -246,7 +246,7 @@ SETS = {
             "verl-fully-async",
             "a fit of ours to verl docs, advance/fully_async.md: syncs with its checkpoint engine (H20; 30B-A3B, "
             "235B-A22B), stages of the colocated 7B (H20, whose few FLOP/s are reached to 70 %)",
-            engine=0.8,
+            engine=0.85,
             train=0.70,
             forward=0.60,
             micro_batch_s=2.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gruppetto.ledger.reproduce import decode, memory, sizes, steps, syncs, training, verl
+from gruppetto.ledger.reproduce import beyond, decode, memory, sizes, steps, syncs, training, verl
 from gruppetto.ledger.reproduce.counting import counted, pick
 from gruppetto.ledger.reproduce.study import Outcome, Study
 
@@ -60,11 +60,21 @@ NOT_PREDICTED: Mapping[str, str] = {
 
 
 def chosen(names: Sequence[str]) -> list[Study]:
-    """The studies whose id contains one of `names`; all without any. Raises `UserError` where a name finds none."""
+    """The studies whose id contains one of `names`, those beyond the table last; all without any.
+
+    Raises `UserError` where a name finds none.
+    """
     elsewhere = dict.fromkeys(SCHEDULERS, "the scheduler's (gruppetto reproduce, without ledger)")
-    return pick(STUDIES, names, {**NOT_PREDICTED, **elsewhere})
+    return pick((*STUDIES, *beyond.STUDIES), names, {**NOT_PREDICTED, **elsewhere})
+
+
+def apart(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome]]:
+    """Records of the table, and what is beyond it."""
+    others = [outcome for outcome in outcomes if outcome.study in beyond.STUDIES]
+    return [outcome for outcome in outcomes if outcome not in others], others
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What `--json` writes."""
-    return {"ledger": counted(outcomes, NOT_PREDICTED)}
+    """What `--json` writes: shares are over the table's records; `beyond` counts the others."""
+    records, others = apart(outcomes)
+    return {"ledger": {**counted(records, NOT_PREDICTED), "beyond": counted(others, {})}}

@@ -119,26 +119,33 @@ ZERO = Study(
 # -- NeMo-RL, Qwen3-30B-A3B --------------------------------------------------------------------------------------------
 
 NEMO_SAMPLES, NEMO_MEAN, NEMO_GPUS = 2048, 3203, 32
+NEMO_GROUP, NEMO_CV, NEMO_PROMPT = 32, 0.5, 128
+
+
+def nemo_s(model: str, gpus: int, samples: int, mean: float, cap: int, serve: ServeLayout, train: TrainLayout) -> float:
+    """Seconds of a synchronous, colocated step of NeMo-RL on H100."""
+    lengths = LognormalLengths.from_mean_cv(mean, NEMO_CV, cap)
+    groups = samples // NEMO_GROUP
+    run = Run(
+        model=model_of(model),
+        gpu=GPUS["H100"],
+        gpus=gpus,
+        rollouts=Rollouts(groups=groups, group_size=NEMO_GROUP, lengths=lengths, prompt_tokens=NEMO_PROMPT),
+        serve=serve,
+        efficiency=SETS["nemo-rl"],
+    )
+    engines = gpus // serve.gpus
+    published = sync(
+        run.model, train, serve, run.gpu, how="broadcast", route="ipc", engines=engines, efficiency=run.efficiency
+    )
+    handed = switch(run.model, train, serve, run.gpu, efficiency=run.efficiency)
+    return run.rollout_s() + run.forward_s() + run.train_s() + published.expected.value + handed.seconds.value
 
 
 @cache
 def _nemo() -> float:
-    lengths = LognormalLengths.from_mean_cv(NEMO_MEAN, 0.5, 4096)
-    run = Run(
-        model=model_of("Qwen3-30B-A3B"),
-        gpu=GPUS["H100"],
-        gpus=NEMO_GPUS,
-        rollouts=Rollouts(groups=64, group_size=32, lengths=lengths, prompt_tokens=128),
-        serve=ServeLayout(tp=4),
-        efficiency=SETS["nemo-rl"],
-    )
     train = TrainLayout(tp=2, ep=8, dp=16, shard="optimizer")
-    published = sync(
-        run.model, train, run.serve, run.gpu, how="broadcast", route="ipc", engines=8, efficiency=run.efficiency
-    )
-    handed = switch(run.model, train, run.serve, run.gpu, efficiency=run.efficiency)
-    rest_s = published.expected.value + handed.seconds.value
-    return run.rollout_s() + run.forward_s() + run.train_s() + rest_s
+    return nemo_s("Qwen3-30B-A3B", NEMO_GPUS, NEMO_SAMPLES, NEMO_MEAN, 4096, ServeLayout(tp=4), train)
 
 
 def _predict_nemo() -> Mapping[str, float]:

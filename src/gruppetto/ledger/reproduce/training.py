@@ -43,15 +43,14 @@ BENCHES = (
 BENCH_GPUS = 8
 
 
-def trained_s(bench: Bench) -> float:
+def trained_s(bench: Bench, gpus: int = BENCH_GPUS) -> float:
     """Seconds of a step of one micro-batch a GPU. LoRA has no gradients of the weights, and next to no optimizer."""
     model, length = model_of(bench.model), bench.length
     matrices = (4 if bench.lora else 6) * model.matmul_params * length
-    flops = BENCH_GPUS * (matrices + 3 * model.mixing_flops(length))
     seconds = train_seconds(
-        flops,
+        gpus * (matrices + 3 * model.mixing_flops(length)),
         GPUS[bench.gpu],
-        BENCH_GPUS,
+        gpus,
         experts=model.experts > 0,
         host_state=0.0 if bench.lora else 16.0 * model.params,
         efficiency=SETS["prime-rl"],
@@ -107,8 +106,7 @@ PRIME = Study(
     ),
     says="Fitted: four constants, to all rows of tokens/s. Predicted: tokens/s from a published MFU, which takes "
     "counts only. Our own FLOP are others: attention is causal and over heads x head size, not hidden size. "
-    "Of thirteen more rows of the page with FlashAttention 3, eight are within 15 % (a 0.6B takes less than 1.8 s a "
-    "micro-batch, a 4B on H200 too).",
+    "The page's other rows are in prime-rl-others.",
 )
 
 SKYRL_SAMPLES, SKYRL_BAND = 512 * 5, 1.5
