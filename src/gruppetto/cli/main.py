@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from gruppetto import __version__
-from gruppetto.cli import check_data, config, demo, explain, plan, replay, reproduce, serve, simulate, train
+from gruppetto.cli import check_data, config, demo, doctor, explain, plan, replay, reproduce, serve, simulate, train
 from gruppetto.errors import GruppettoError
 
-_COMMANDS = (demo, train, plan, serve, simulate, reproduce, replay, explain, check_data, config)
+_COMMANDS = (demo, train, plan, serve, simulate, reproduce, replay, explain, doctor, check_data, config)
 INTERRUPTED = 130
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from gruppetto.clock import monotonic
+from gruppetto.doctor import cores, memory_bytes, processor_name
 from gruppetto.ledger.machines.gpus import GPU
 
 TRIES = 5
@@ -34,7 +35,7 @@ def measure_machine(folder: Path) -> tuple[GPU, dict[str, float]]:
         shared, _ = _file(_SHARED if _SHARED.is_dir() else folder, sync=False)
         write, read = _file(folder, sync=True)
         gpu = GPU(
-            name=cpu_name(),
+            name=processor_name(),
             bf16_flops=_matmul(torch.bfloat16),
             fp32_flops=_matmul(torch.float32),
             bandwidth=_memory(),
@@ -49,26 +50,6 @@ def measure_machine(folder: Path) -> tuple[GPU, dict[str, float]]:
     finally:
         torch.set_num_threads(threads)
     return gpu, {"disk_write": write, "disk_read": read}
-
-
-def cpu_name() -> str:
-    """The processor as the system calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else "CPU"
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_bytes() -> int:
-    """Memory of the machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def best(work: Callable[[], object], tries: int = TRIES) -> float:

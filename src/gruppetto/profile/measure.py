@@ -16,6 +16,7 @@ import torch
 from gruppetto.clock import monotonic
 from gruppetto.demo.model import make_tiny_model
 from gruppetto.demo.warmstart import SHAPE
+from gruppetto.doctor import cores
 from gruppetto.ledger.machines.efficiency import Efficiency
 from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.models.catalog import model_of
@@ -24,7 +25,7 @@ from gruppetto.ledger.units import show_flops, show_seconds, show_share, show_si
 from gruppetto.model_folder import quiet
 from gruppetto.profile.engine import measure_engine
 from gruppetto.profile.fit import Fit, fit_decode, fit_pieces, fit_share, line
-from gruppetto.profile.machine import cores, measure_machine
+from gruppetto.profile.machine import measure_machine
 from gruppetto.profile.trainer import TrainerTimings, measure_publish, measure_trainer
 
 CONTEXT = 256
