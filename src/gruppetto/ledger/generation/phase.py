@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule
 from gruppetto.ledger.generation.timeline import CHUNK, live_through
@@ -86,7 +87,18 @@ def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[fl
     line = live_through(
         model, typical, by_kv=schedule.count_kv, live=max(1, round(live)), max_left=rollouts.lengths.cap
     )
-    return line.batch_s(3) * share / count, line
+    return max(line.batch_s(3) * share / count, _by_kv_s(rollouts, model, share, context)), line
+
+
+def _by_kv_s(rollouts: Rollouts, model: EngineModel, share: float, context: float) -> float:
+    """The same by Little's law where KV decides how many rows are live: each holds its context and, on average, half of
+    the chunk that was set aside for it. Three batches of the timeline end before the longest weigh in full."""
+    if rollouts.tools is not None or not model.kv_capacity:
+        return 0.0
+    rows = max(1.0, min(model.slots, model.kv_capacity / (context + CHUNK / 2)))
+    step_s = model.step_s(max(1, round(rows)), int(rows * context))
+    ahead_s = 0.0 if model.prefill_elsewhere else rollouts.prompt_tokens * model.prefill_token_s
+    return share * (rollouts.lengths.mean * step_s / rows + ahead_s)
 
 
 def _live_context(rollouts: Rollouts) -> float:
