@@ -22,12 +22,14 @@ _INSIDE = ("decode", "prefill", "score", "waiting")
 
 def against(args: argparse.Namespace) -> dict[str, Any]:
     """Compares, prints (unless JSON goes to standard output), and returns the data of `--json`."""
-    from gruppetto.cli.plan_arguments import efficiency_asked
+    from gruppetto.cli.plan_arguments import efficiency_asked, serve_layout
     from gruppetto.ledger.machines.gpus import gpu_of
 
     gpu, efficiency = gpu_of(args.gpu), efficiency_asked(args.efficiency, args.gpu)
     read = read_against(args.against, args.model, gpu, efficiency)
-    found = reconcile(read.run, read.assumed, peak=read.peak, train_mfu=read.train_mfu)
+    layout = serve_layout(args.serve)
+    peak = read.peak * (layout.gpus if layout else 1) if read.peak else None
+    found = reconcile(read.run, read.assumed, peak=peak, train_mfu=read.train_mfu)
     if args.json != "-":
         _show(read, found)
     return {

@@ -144,7 +144,7 @@ def _decode(found: Reconciled, pair: Pair) -> str:
     if steps > 1 + ALIKE and rows < found.forecast_rows:
         why += ": engines idle behind the tail or admission"
     return (
-        f"decode: {_times(pair)} = {steps:.2g} x for its steps ({why}) and {price:.2g} x for the price of one "
+        f"decode: {_times(pair)}: {steps:.2g} x by its steps ({why}), {price:.2g} x by the price of one "
         f"({show_seconds(each)} measured, {show_seconds(each / price)} assumed at these rows)"
     )
 
@@ -177,13 +177,14 @@ def _score(found: Reconciled, pair: Pair) -> str:
 
 
 def _waiting(found: Reconciled, pair: Pair) -> str:
-    causes: Mapping[str, float] = {
-        name: found.run.cause(name) for name in ("tail", "queue", "kv_full", "tool", "trainer")
-    }
+    run = found.run
+    causes: Mapping[str, float] = {name: run.cause(name) for name in ("tail", "queue", "kv_full", "tool")}
+    if run.apart:
+        causes = {**causes, "trainer": run.cause("trainer")}
     most = max(causes, key=lambda name: causes[name])
-    total = max(found.run.cause("total"), 1e-12)
-    why = IDLE.get(most, "engines waited for the trainer")
-    return f"waiting: {_times(pair)}: of the engines' seconds {show_share(causes[most] / total)} went to {most} ({why})"
+    share = causes[most] / max(run.cause("total"), 1e-12)
+    why = IDLE.get(most, "all that may be launched is finished")
+    return f"waiting: {_times(pair)}: {show_share(share)} of the engines' seconds went to {most} ({why})"
 
 
 _SAY = {
