@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 from engines.serve.wire import LONG, events, get, ok, post, running, start
 
 QUEUED = {"type": "abort", "message": "Abort in waiting queue"}
@@ -107,21 +108,26 @@ async def test_a_rid_is_one_request_at_a_time(http):
     await ended(task)
 
 
-async def test_a_client_that_leaves_takes_its_request_with_it(http, process_url):
-    for stream in (False, True):
-        async with aiohttp.ClientSession(process_url) as leaving:
-            body = {"rid": "left", "input_ids": [1], "sampling_params": LONG, "stream": stream}
-            task = asyncio.ensure_future(leaving.post("/generate", json=body))
-            await running(http, 1)
-            if stream:
-                answer = await task
-                await answer.content.readany()
-                answer.close()
-            else:
-                task.cancel()
-        await running(http, 0, waiting=0)
-    counted = (await get(http, "/metrics"))[1]
-    assert "sglang:num_aborted_requests_total" in counted
+async def aborted(http) -> int:
+    lines = (await get(http, "/metrics"))[1].splitlines()
+    return next(int(x.split()[-1]) for x in lines if x.startswith("sglang:num_aborted_requests_total"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_takes_its_requests_with_it(http, process_url, stream):
+    before = await aborted(http)
+    async with aiohttp.ClientSession(process_url) as leaving:
+        body = {"rid": "left", "input_ids": [[1]] * 6, "sampling_params": LONG, "stream": stream}
+        task = asyncio.ensure_future(leaving.post("/generate", json=body))
+        await running(http, 4, waiting=2)
+        if stream:
+            answer = await task
+            await answer.content.readany()
+            answer.close()
+        else:
+            task.cancel()
+    await running(http, 0, waiting=0)
+    assert await aborted(http) == before + 6
 
 
 async def test_a_request_past_its_deadline_is_503_or_an_error_in_its_stream(open_server):
