@@ -25,9 +25,9 @@ def show(plan: Plan, *, why: bool = False) -> None:
     """Prints the plan."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+        console = Console(highlight=False, markup=False, width=WIDTH)
     for part in _parts(plan, why=why):
         console.print(part)
 

@@ -1,0 +1,155 @@
+"""`gruppetto plan` as a user meets it: answers, files, refusals; what `--write` writes is the run that was forecast."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gruppetto.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
+
+
+def planned(capsys, *words):
+    code = main([*words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_the_answer_stands_on_the_terminal(capsys):
+    code, out, _ = planned(capsys, *SMALL)
+    assert code == 0
+    assert "8,190,735,360 parameters" in out
+    assert "KV 147,456 bytes a token" in out
+    assert "64 prompts x 8 = 512 rollouts" in out
+    for word in (
+        "generate",
+        "old_logprobs",
+        "train",
+        "sync",
+        "colocated",
+        "disaggregated",
+        "async",
+        "Take ",
+        "Assumed:",
+    ):
+        assert word in out
+
+
+def test_why_has_the_arithmetic_and_the_sources(capsys):
+    _, out, _ = planned(capsys, *SMALL, "--why")
+    assert "TensorRT-LLM docs" in out
+    assert "8,190,735,360 parameters" in out
+    assert "useful FLOP" in out
+    assert "waves of KV" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["plan", "Qwen3-80B"], "did you mean"),
+        (["plan", "no/such/config.json"], "config.json"),
+        ([*SMALL, "--gpu", "h10"], "H100"),
+        ([*SMALL, "--gpus", "0"], "write --gpus 1 or more"),
+        ([*SMALL, "--split", "16:0"], "nothing trains on 0 GPUs"),
+        ([*SMALL, "--split", "16"], "write rollout:trainer"),
+        (["plan", "Qwen3-8B", "--mean-tokens", "8k", "--max-tokens", "4k"], "cap = 4,096 is below the mean of 8,192"),
+        ([*SMALL, "--mean-tokens", "many"], "--mean-tokens"),
+        ([*SMALL, "--compare", "colocated,asink"], "write async"),
+        ([*SMALL, "--workload", "reasonig"], "write --workload reasoning"),
+        ([*SMALL, "--serve", "tp0"], "no part of a layout"),
+        ([*SMALL, "--train", "tp3"], "--train tp3"),
+        ([*SMALL, "--efficiency", "trtlm"], "did you mean trtllm"),
+        ([*SMALL, "--efficiency", "engine=fast"], "write engine=0.5"),
+        ([*SMALL, "--sweep", "width=1..4"], "write one of cv"),
+        ([*SMALL, "--cv", "-1"], "cv"),
+        ([*SMALL, "--turns", "0"], "--turns 1 or more"),
+        ([*SMALL, "--serve-dtype", "fp7"], "fp7"),
+        ([*SMALL, "--workload", "A"], "which has lengths of its own"),
+        (["plan", "Llama-3.1-405B", "--gpus", "8"], "serve it in fp8"),
+        ([*SMALL, "--placement", "elastic", "--write", "x.toml"], "not among the placements"),
+        ([*SMALL, "--write", "/no/such/folder/run.toml"], "cannot be written"),
+        ([*SMALL, "--max-staleness", "0", "--compare", "async"], "write --max-staleness 1"),
+    ],
+)
+def test_impossible_asks_get_one_line_with_what_works(capsys, words, says):
+    code, _, err = planned(capsys, *words)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, err
+    assert says in lines[0]
+    assert "not foreseen" not in err
+
+
+def test_json_on_standard_output_is_json_alone(capsys):
+    _, out, _ = planned(capsys, *SMALL, "--json", "-")
+    data = json.loads(out)
+    assert data["model"]["params"] == 8_190_735_360
+    assert data["recommendation"]["placement"] in data["placements"]
+
+
+def test_a_page_and_a_request_are_written(capsys, tmp_path):
+    page, ask = tmp_path / "plan.html", tmp_path / "request.json"
+    code, _, _ = planned(capsys, *SMALL, "--sweep", "cv=0.5,2", "--html", str(page), "--request", str(ask))
+    assert code == 0
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert json.loads(ask.read_text())["ray"]["placement_groups"]
+
+
+def test_what_is_written_runs_at_once(capsys, tmp_path):
+    file = tmp_path / "run.toml"
+    assert planned(capsys, *SMALL, "--write", str(file), "--placement", "async")[0] == 0
+    written = tomllib.loads(file.read_text())
+    assert written["scheduler"] == {"type": "layered", "max_staleness": 1, "depth": 1.25}
+    assert written["sim"]["lengths"]["mean_tokens"] == pytest.approx(2048, rel=1e-3)
+    code, out, _ = planned(capsys, "simulate", str(file), "run.steps=3", f"run.dir={tmp_path}", "log.rollouts=false")
+    assert code == 0
+    assert "layered" in out
+
+
+def test_a_recorded_workload_is_planned_with_its_own_lengths(capsys, tmp_path):
+    trace = tmp_path / "lengths.csv"
+    rows = [f"{group},{100 * (group + 1) + member}" for group in range(8) for member in range(4)]
+    trace.write_text("group,length\n" + "\n".join(rows) + "\n")
+    words = ["plan", "Qwen3-8B", "--gpus", "8", "--prompts", "8", "--group-size", "4", "--workload", str(trace)]
+    _, out, _ = planned(capsys, *words, "--json", "-")
+    data = json.loads(out)
+    assert data["workload"]["mean_tokens"] == pytest.approx(451.5)
+    assert data["workload"]["cap"] == 803
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["A", "D"])
+def test_the_simulated_step_is_the_forecast(capsys, family):
+    """Within 10 % and what few steps vary by, for all three placements, on the families with a tail."""
+    words = ["plan", "Qwen3-32B", "--gpu", "h800", "--gpus", "64", "--prompts", "128", "--workload", family]
+    _, out, _ = planned(capsys, *words, "--simulate", "--json", "-")
+    for name, one in json.loads(out)["placements"].items():
+        assert one["step_s"] == pytest.approx(one["simulated_s"], rel=0.15), name
+
+
+@pytest.mark.slow
+def test_the_page_of_the_ledger_quotes_what_its_commands_print():
+    done = subprocess.run(
+        [sys.executable, "scripts/quote_commands.py", "docs/ledger.md", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "150"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cold_plan_needs_neither_torch_nor_pydantic():
+    code = (
+        "import sys; from gruppetto.cli.main import main; main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'pydantic', 'msgspec', 'aiohttp', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *SMALL], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
