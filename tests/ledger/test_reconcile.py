@@ -144,7 +144,7 @@ def test_the_run_is_the_sum_of_its_steps(scales):
     data = as_json(found)
     for name in STAGES:
         for kind in ("forecast_s", "measured_s"):
-            assert data["stages"][name][kind] == pytest.approx(sum(one[name][kind] for one in data["steps"]))
+            assert data["stages"][name][kind] == pytest.approx(sum(one["stages"][name][kind] for one in data["steps"]))
     assert data["stages"]["decode"]["ratio"] == pytest.approx(
         data["stages"]["decode"]["measured_s"] / data["stages"]["decode"]["forecast_s"]
     )

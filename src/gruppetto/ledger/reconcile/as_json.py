@@ -9,13 +9,13 @@ from gruppetto.ledger.reconcile.measured import STAGES
 
 
 def as_json(found: Reconciled) -> dict[str, Any]:
-    """Seconds over the whole run; `steps` has them step by step."""
+    """Seconds over the whole run; `steps` has the same step by step."""
     factors = found.decode_factors()
     return {
         "engines": found.run.engines,
         "stages": {name: _pair(pair.forecast_s, pair.measured_s) for name, pair in found.stages.items()},
         "steps": [
-            {"step": step.step, **{name: _pair(step.seconds[name], real.seconds[name]) for name in STAGES}}
+            {"step": step.step, "stages": {name: _pair(step.seconds[name], real.seconds[name]) for name in STAGES}}
             for step, real in zip(found.steps, found.run.steps, strict=True)
         ],
         "expected_step_s": found.phase.step_s,

@@ -1,0 +1,242 @@
+"""Forecast beside measured on whole runs: a real one with a profile measured here, and simulated ones, whose prices are
+exact."""
+
+import json
+import math
+
+import pytest
+
+from gruppetto.cli.main import main
+from gruppetto.config.loader import load
+from gruppetto.ledger.machines.gpus import gpu_of
+from gruppetto.ledger.machines.profile import profile_efficiency
+from gruppetto.sim.simulate import simulate
+
+SIM = """
+[run]
+steps = 5
+[rollout]
+prompts_per_step = 32
+group_size = 8
+max_tokens = 2048
+timeout_s = 100000.0
+[engine]
+count = 4
+slots = 48
+context = 4096
+[sim]
+workload = "lengths"
+decode_base_s = 0.0034
+decode_weights_s = 0.0127
+decode_kv_s = 5e-8
+decode_row_s = 1e-4
+prefill_token_s = 8e-5
+train_token_s = 4e-5
+train_step_s = 1.5
+publish_s = 2.0
+switch_s = 4.0
+score_s = 0.5
+[sim.lengths]
+mean_tokens = 400
+cv = 1.0
+icc = 0.3
+prompt_tokens = 100
+"""
+
+
+def against(capsys, *arguments):
+    capsys.readouterr()
+    assert main(["plan", *map(str, arguments), "--json", "-"]) == 0
+    return json.loads(capsys.readouterr().out)["against"]
+
+
+def holds_together(data):
+    """What is so for every run."""
+    stages = data["stages"]
+    assert all(pair["forecast_s"] >= 0 and pair["measured_s"] >= 0 for pair in stages.values())
+    for kind in ("forecast_s", "measured_s"):
+        inside = sum(stages[name][kind] for name in ("decode", "prefill", "score", "waiting"))
+        assert inside == pytest.approx(stages["generate"][kind], rel=1e-6)
+        for name in stages:
+            assert stages[name][kind] == pytest.approx(sum(step["stages"][name][kind] for step in data["steps"]))
+    assert sum(loss["share"] for loss in data["losses"]) == pytest.approx(1.0, abs=1e-9)
+    if data["mfu"] is not None:
+        assert data["losses"][0]["name"] == "useful FLOP"
+        assert data["losses"][0]["share"] == data["mfu"]
+
+
+# -- simulated ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """simulated(*overrides) -> run folder."""
+    folder = tmp_path_factory.mktemp("simulated")
+    path = folder / "sim.toml"
+    path.write_text(SIM)
+
+    def go(name, *overrides):
+        return simulate(load([path], [f"run.dir={folder}", f'run.name="{name}"', *overrides]))
+
+    return go
+
+
+APART = ('run.placement="disaggregated"', "sim.switch_s=0")
+RUNS = {
+    "sync": ('scheduler.type="sync"',),
+    "partial": ('scheduler.type="partial"',),
+    "layered": ('scheduler.type="layered"',),
+    "tail_batch": ('scheduler.type="tail_batch"',),
+    "on_policy_apart": ('scheduler.type="layered"', *APART),
+    "async": ('scheduler.type="layered"', "scheduler.max_staleness=1", *APART),
+    "one_engine": ('scheduler.type="sync"', "engine.count=1", "engine.slots=128"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_simulated_run_is_what_its_prices_say(capsys, simulated, name):
+    data = against(capsys, "--against", simulated(name, *RUNS[name]))
+    holds_together(data)
+    assert data["simulated"]
+    stages = data["stages"]
+    for stage in ("generate", "decode", "prefill", "train", "publish", "step"):
+        assert stages[stage]["ratio"] == pytest.approx(1.0, abs=0.1), stage
+    if not stages["switch"]["measured_s"]:
+        assert stages["switch"]["forecast_s"] == 0
+    else:
+        assert stages["switch"]["ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert data["decode_factors"]["price"] == pytest.approx(1.0, abs=0.03)
+    assert data["mfu"] is None
+
+
+def test_a_wrong_price_is_named(capsys, simulated):
+    """The record says 2.5 times the decode price that its config admits to."""
+    folder = simulated("dear", *RUNS["sync"])
+    path = folder / "config.resolved.json"
+    config = json.loads(path.read_text())
+    for price in ("decode_base_s", "decode_weights_s", "decode_kv_s", "decode_row_s"):
+        config["sim"][price] /= 2.5
+    path.write_text(json.dumps(config))
+    data = against(capsys, "--against", folder)
+    assert data["decode_factors"] == {
+        "steps": pytest.approx(1.0, abs=0.05),
+        "price": pytest.approx(2.5, abs=0.05),
+    }
+    assert data["stages"]["train"]["ratio"] == pytest.approx(1.0, abs=0.01)
+    assert data["off"][0].startswith("decode: measured 2.")
+    assert "2.5 x by the price of one" in data["off"][0]
+
+
+def test_a_model_gives_a_simulated_run_its_mfu(capsys, simulated):
+    folder = simulated("mfu", *RUNS["sync"])
+    one = against(capsys, "Qwen3-8B", "--against", folder)
+    two = against(capsys, "Qwen3-8B", "--against", folder, "--serve", "tp2")
+    holds_together(one)
+    assert 0 < one["mfu"] < 1
+    assert two["mfu"] == pytest.approx(one["mfu"] / 2)
+
+
+def test_without_recorded_rollouts_the_expectation_stands_for_them(capsys, simulated):
+    data = against(capsys, "--against", simulated("unwritten", *RUNS["sync"], "log.rollouts=false", "run.steps=8"))
+    holds_together(data)
+    assert any("wrote no rollouts" in line for line in data["assumed"])
+    assert data["stages"]["decode"]["ratio"] == pytest.approx(1.0, abs=0.15)
+
+
+# -- real --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profile(small_model, tmp_path_factory):
+    """A profile of this machine on the runs' own model, as `gruppetto doctor --profile` writes it."""
+    path = tmp_path_factory.mktemp("profile") / "profile.toml"
+    assert main(["doctor", "--profile", "--model", str(small_model), "--out", str(path)]) == 0
+    return path
+
+
+def test_a_profile_is_a_gpu_and_an_efficiency_set(profile):
+    gpu, efficiency = gpu_of(str(profile)), profile_efficiency(str(profile))
+    assert 1e8 < gpu.peak("fp32") < 1e14
+    assert 1e8 < gpu.bandwidth < 1e13
+    assert efficiency.name == "measured"
+    assert efficiency.origin.startswith("measured by gruppetto doctor on ")
+    for name in ("step_s", "decode_bandwidth", "prefill", "forward", "train", "micro_batch_s", "sync_s", "gather"):
+        assert efficiency.source(name) == efficiency.origin
+    assert efficiency.source("residual_bytes") != efficiency.origin
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ('scheduler.type="sync"',),
+        ('scheduler.type="partial"', "run.deterministic=true"),
+        ('scheduler.type="layered"', "scheduler.max_staleness=1", 'run.placement="disaggregated"'),
+    ],
+    ids=["sync", "partial", "async"],
+)
+def test_a_real_run_beside_its_forecast(capsys, train, profile, settings):
+    code, folder = train(*settings, "run.steps=5")
+    assert code == 0
+    data = against(capsys, "--against", folder, "--gpu", profile)
+    holds_together(data)
+    assert not data["simulated"]
+    assert [step["step"] for step in data["steps"]] == [1, 2, 3, 4, 5]
+    assert 0 < data["mfu"] < 1
+    assert data["rows"]["measured"] > 0
+    assert data["train_mfu"]["measured"] > 0
+    for stage in ("decode", "train"):
+        assert 0.02 < data["stages"][stage]["ratio"] < 50, stage  # a busy machine is measured as it is
+
+
+def test_a_measured_profile_is_nearer_than_another_machine(capsys, train, tiny_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("near") / "profile.toml"
+    assert main(["doctor", "--profile", "--model", str(tiny_model), "--out", str(path)]) == 0
+    sizes = ("rollout.prompts_per_step=6", "rollout.group_size=8", "rollout.max_tokens=64", "run.steps=3")
+    _, folder = train('scheduler.type="sync"', f"model.path={tiny_model}", *sizes)
+    near = against(capsys, "--against", folder, "--gpu", path)
+    far = against(capsys, "--against", folder, "--gpu", "H100")
+    for stage in ("train", "step"):
+        assert _distance(near, stage) < _distance(far, stage), stage
+    assert near["mfu"] > 10 * far["mfu"]  # of the processor's peak, and of a GPU's
+
+
+def _distance(data, stage):
+    return abs(math.log(data["stages"][stage]["ratio"]))
+
+
+def test_the_table_says_the_same(capsys, train, profile):
+    _, folder = train('scheduler.type="sync"')
+    capsys.readouterr()
+    assert main(["plan", "--against", str(folder), "--gpu", str(profile)]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "stage",
+        "decode",
+        "train",
+        "MFU of the whole step",
+        "useful FLOP",
+        "100.00%",
+        "measured by gruppetto",
+    ):
+        assert part in out
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda config: config["rollout"].update(group_size=0), "is not of this version"),
+        (lambda config: config["model"].update(path="/nowhere/model"), "model.path of the run"),
+        (lambda config: config["model"].update(path=""), "names no model"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_one_line(capsys, train, change, says):
+    _, folder = train('scheduler.type="sync"', "run.steps=1")
+    path = folder / "config.resolved.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+    capsys.readouterr()
+    assert main(["plan", "--against", str(folder)]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 1
+    assert says in err[0]
