@@ -36,7 +36,7 @@ test: install check test-base
 	touch $@
 
 test-base: .venv-base/installed
-	.venv-base/bin/pytest tests/test_clock.py tests/config tests/cli tests/record tests/scheduler tests/sim
+	.venv-base/bin/pytest -m "not slow" tests/test_clock.py tests/config tests/cli tests/record tests/scheduler tests/sim tests/ledger
 
 # 100,000 whole runs drawn anew each time, and the pool machine: about two hours of one core. Not part of `make test`.
 soak: install

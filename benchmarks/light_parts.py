@@ -1,8 +1,9 @@
-"""What the parts that must cost nothing cost: `gruppetto --help`, one recorded event, one event in the trace.
+"""What the parts that must cost nothing cost: `gruppetto --help`, a cold `gruppetto plan`, one recorded event, one event
+in the trace.
 
     python benchmarks/light_parts.py [--json FILE]
 
-Figures: help.cpu_s (CPU seconds of the whole process, best of 7), event.us (one `RunFolder.event`), trace.us (one event
+Figures: help.cpu_s, plan.cpu_s (CPU seconds of the whole process, best of 7), event.us (one `RunFolder.event`), trace.us (one event
 turned into trace entries), progress.us (one event on the live screen, drawing aside).
 """
 
@@ -43,13 +44,16 @@ def events() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "train_end", {"step": step}
 
 
-def help_cpu_s() -> float:
-    """CPU seconds of `gruppetto --help`."""
+PLAN = "plan Qwen3-8B --gpus 64 --gpu h100 --prompts 512 --group-size 16 --mean-tokens 8k --max-tokens 32k".split()
+
+
+def command_cpu_s(*words: str) -> float:
+    """CPU seconds of a `gruppetto` command."""
     best = float("inf")
     for _ in range(7):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = "from gruppetto.cli.main import run; import sys; sys.argv = ['gruppetto', '--help']; run()"
-        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+        code = "from gruppetto.cli.main import run; run()"
+        subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return best
@@ -84,7 +88,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = record_us(Path(folder))
-    figures = {"help": {"cpu_s": help_cpu_s()}, **{name: {"us": cost} for name, cost in costs.items()}}
+    figures = {"help": {"cpu_s": command_cpu_s("--help")}, "plan": {"cpu_s": command_cpu_s(*PLAN)}}
+    figures |= {name: {"us": cost} for name, cost in costs.items()}
     for name, figure in figures.items():
         for unit, value in figure.items():
             print(f"{name + '.' + unit:<14} {value:8.3f}")
