@@ -44,7 +44,7 @@ BODY = VALUE.map(json.dumps) | st.dictionaries(st.sampled_from(FIELDS), VALUE, m
 LIKE = st.tuples(LIKELY, st.dictionaries(st.sampled_from(FIELDS), VALUE, max_size=1)).map(
     lambda pair: pair[0] | pair[1]
 )
-DEEP = st.sampled_from([b"[" * 50000, b'{"a":' * 30000, b"1e999", b'"\xff"'])
+DEEP = st.sampled_from([b"[" * 50000, b'{"a":' * 30000, b"1e999", b'{"text": "\\ud800"}', b'"\xff"'])
 RAW = (LIKE.map(json.dumps) | BODY).map(str.encode) | st.binary(max_size=30) | DEEP
 CHANGES = [route.path for route in ROUTES if route.level is Level.CONTROL and "abort" not in route.path]
 PATHS = [

@@ -189,3 +189,25 @@ async def test_a_dead_engine_is_told_not_hung_on(open_server):
     assert (await get(http, "/ready"))[0] == 503
     assert (await get(http, "/health"))[0] == 503
     assert (await post(http, "/generate", {"input_ids": [1]}))[0] == 500
+
+
+async def test_odd_bytes_outside_a_body_are_no_500(open_server):
+    server, _ = await open_server(api_key="k1")
+    key = b"Authorization: Bearer k1\r\n"
+    for line, headers in (
+        (b"GET /%ff%fe HTTP/1.1", key),
+        (b"GET /\xff HTTP/1.1", key),
+        (b"GET /v1/loads?include=%ff HTTP/1.1", key),
+        (b"GET /v1/loads?format=%00&dp_rank=%f0 HTTP/1.1", key),
+        (b"POST /flush_cache?timeout=%ff HTTP/1.1", key),
+        (b"GET /model_info HTTP/1.1", b"Authorization: Bearer \xff\xfe\r\n"),
+        (b"GET /model_info HTTP/1.1", b"Authorization:\r\n"),
+        (b"BREW /generate HTTP/1.1", key),
+        (b"POST /generate HTTP/1.1", key + b"Transfer-Encoding: chunked\r\n"),
+        (b"nonsense", b""),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(line + b"\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\nzz\r\n")
+        said = await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+        assert said[9:10] in (b"2", b"4"), (line, said)

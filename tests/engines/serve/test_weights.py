@@ -225,3 +225,22 @@ async def test_routes_that_need_a_process_group_say_so(http):
         status, found = await post(http, f"/{path}", {"anything": 1})
         assert status == 400
         assert "update_weights_from_tensor" in found["error"]["message"]
+
+
+@pytest.mark.usefixtures("back")
+async def test_kv_is_shared_by_samples_but_never_by_versions(http, other):
+    prompt, params = list(range(1, 60)), {"n": 4, "max_new_tokens": 30, "ignore_eos": True}
+    shared = await generate(http, prompt, params=params)
+    assert sorted(one["meta_info"]["cached_tokens"] for one in shared) == [0, 58, 58, 58]
+    for swap in (True, False):
+        task = start(http, "r", prompt)
+        await running(http, 1)
+        await ok(http, "/pause_generation", {"mode": "in_place"})
+        if swap:
+            await push(http, other, "2")
+        await ok(http, "/continue_generation")
+        await asyncio.sleep(0.05)
+        found = await generate(http, prompt, params={"max_new_tokens": 1})
+        assert found["meta_info"]["cached_tokens"] == (0 if swap else 58)
+        await ok(http, "/abort_request", {"rid": "r"})
+        await task

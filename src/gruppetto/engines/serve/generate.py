@@ -166,8 +166,8 @@ def make_calls(
     hub: Hub, prompt: Sequence[int], params: SamplingParams, rids: Sequence[str], sent_rid: object
 ) -> list[Call]:
     """The samples of one prompt: the first has the seed as sent, the others are derived from it."""
-    bad = next((i for i in prompt if not 0 <= i < hub.card.vocab), None)
-    if bad is not None:
+    if prompt and (min(prompt) < 0 or max(prompt) >= hub.card.vocab):
+        bad = next(i for i in prompt if not 0 <= i < hub.card.vocab)
         raise Refusal(f"token id {bad} is outside the vocabulary of {hub.card.vocab}", param="input_ids")
     first = sampling_for(
         params, len(prompt), hub.new_seed(), hub.card, hub.settings, has_text=hub.tokenizer is not None

@@ -59,7 +59,7 @@ def authorise(request: web.Request, level: Level, settings: ServeSettings) -> No
     user = [settings.api_key] if settings.api_key else []
     keys = admin or user if level is Level.CONTROL else [*user, *admin] if user else []
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    right = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+    right = [hmac.compare_digest(given.strip().encode(errors="surrogateescape"), key.encode()) for key in keys]
     if keys and not (kind.lower() == "bearer" and any(right)):
         which = "admin API key" if level is Level.CONTROL and admin else "API key"
         raise Refusal(f"send the {which} as Authorization: Bearer KEY", 401)
