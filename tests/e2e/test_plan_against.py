@@ -109,6 +109,34 @@ def test_a_simulated_run_is_what_its_prices_say(capsys, simulated, name):
     assert data["mfu"] is None
 
 
+def test_rollouts_that_keep_their_version_run_over_publishes(capsys, simulated):
+    """Which of their tokens a step made is not in the record: they are divided evenly over their steps."""
+    data = against(capsys, "--against", simulated("windowed", 'scheduler.type="windowed"', *APART))
+    holds_together(data)
+    assert data["stages"]["publish"] == {"forecast_s": 0.0, "measured_s": 0.0, "ratio": None}
+    assert data["stages"]["step"]["ratio"] == pytest.approx(1.0, abs=0.25)
+    assert data["decode_factors"]["price"] == pytest.approx(1.0, abs=0.03)
+
+
+def test_tools_are_waited_for_and_not_decoded(capsys, simulated):
+    turns = ("turn_tokens=100", "observation_tokens=50", "tool_median_s=3.0", "tool_sigma=0.8")
+    data = against(capsys, "--against", simulated("tools", *RUNS["layered"], *(f"sim.lengths.{one}" for one in turns)))
+    holds_together(data)
+    for stage in ("generate", "decode", "waiting", "train", "step"):
+        assert data["stages"][stage]["ratio"] == pytest.approx(1.0, abs=0.15), stage
+
+
+def test_a_run_that_was_killed_is_read_to_its_last_whole_line(capsys, simulated):
+    folder = simulated("killed", *RUNS["sync"])
+    whole = against(capsys, "--against", folder)
+    last = sorted((folder / "rollouts").iterdir())[-1]
+    last.write_text(last.read_text() + '{"rollout": "g1')
+    assert against(capsys, "--against", folder) == whole
+    last.write_text(last.read_text() + "\n")
+    assert main(["plan", "--against", str(folder)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
 def test_a_wrong_price_is_named(capsys, simulated):
     """The record says 2.5 times the decode price that its config admits to."""
     folder = simulated("dear", *RUNS["sync"])
@@ -130,7 +158,7 @@ def test_a_wrong_price_is_named(capsys, simulated):
 def test_a_model_gives_a_simulated_run_its_mfu(capsys, simulated):
     folder = simulated("mfu", *RUNS["sync"])
     one = against(capsys, "Qwen3-8B", "--against", folder)
-    two = against(capsys, "Qwen3-8B", "--against", folder, "--serve", "tp2")
+    two = against(capsys, "Qwen3-8B", "--against", folder.parent / "latest", "--serve", "tp2")
     holds_together(one)
     assert 0 < one["mfu"] < 1
     assert two["mfu"] == pytest.approx(one["mfu"] / 2)

@@ -19,7 +19,7 @@ from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
 from gruppetto.ledger.generation import Engines, Rollouts, Schedule
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
-from gruppetto.ledger.lengths import Tools
+from gruppetto.ledger.lengths import Tools, TracedLengths
 from gruppetto.ledger.machines.efficiency import Efficiency
 from gruppetto.ledger.machines.engines import engine_model
 from gruppetto.ledger.machines.gpus import GPU
@@ -65,7 +65,7 @@ def read_against(path: str, model: str | None, gpu: GPU, efficiency: Efficiency)
     """
     record = read_run(path)
     config = _config(record)
-    simulated = is_simulated(record.path)
+    simulated = is_simulated(record.path.resolve())  # runs/latest is a link
     if lacks := lacking(record.rows, _NEEDED):
         raise UserError(f"{path} has no {lacks[0]}: another version wrote it; reconcile a run of this version")
     counted = _model(config, model, simulated)
@@ -112,10 +112,10 @@ def _model(config: Config, named: str | None, simulated: bool) -> Model | None:
 
 
 def _facts(record: RunRecord, config: Config, simulated: bool, model: Model | None) -> Facts:
-    trace, tools, observation = read_trace(record.path), None, 0
+    lengths, tools, observation = _lengths(record), None, 0
     if not simulated:
         return Facts(
-            record=record, config=config, trace=trace, simulated=False, model=model,
+            record=record, config=config, lengths=lengths, simulated=False, model=model,
             prompt=_prompt(record, config), tools=None, observation=0,
         )  # fmt: skip
     demand = workload_of(config)
@@ -131,9 +131,16 @@ def _facts(record: RunRecord, config: Config, simulated: bool, model: Model | No
             stuck_s=demand.stuck_s,
         )
     return Facts(
-        record=record, config=config, trace=trace, simulated=True, model=model,
+        record=record, config=config, lengths=lengths, simulated=True, model=model,
         prompt=sum(prompts) / len(prompts), tools=tools, observation=observation,
     )  # fmt: skip
+
+
+def _lengths(record: RunRecord) -> TracedLengths:
+    """Of every rollout that became final; where none was written, of those whose end is among the events."""
+    final = [(max(1, one.tokens), one.group) for row in record.rows for one in record.rollouts(int(row["step"]))]
+    final = final or [(max(1, one.tokens), one.group) for one in read_trace(record.path).rollouts]
+    return TracedLengths.of(*zip(*final, strict=True))
 
 
 def _prompt(record: RunRecord, config: Config) -> float:
@@ -159,7 +166,7 @@ def _simulated(facts: Facts) -> Assumed:
         ),
         schedule=_schedule(facts),
         train=TrainPrice(token_s=sim.train_token_s, step_s=sim.train_step_s, beside=BESIDE),
-        publish_s=sim.publish_s,
+        publish_s=0.0 if facts.own_versions else sim.publish_s,
         switch_s=sim.switch_s,
         score_s=sim.score_s,
     )
@@ -206,7 +213,7 @@ def _real(facts: Facts, gpu: GPU, efficiency: Efficiency, kind: str) -> Assumed:
             micro_batch_s=efficiency.micro_batch_s,
             step_s=MASTER_BYTES * model.params / efficiency.host_optimizer,
         ),
-        publish_s=published.expected.value,
+        publish_s=0.0 if facts.own_versions else published.expected.value,
     )
 
 
@@ -262,6 +269,8 @@ def _words(facts: Facts, gpu: GPU, efficiency: Efficiency, run: MeasuredRun) -> 
             )
     lengths = facts.lengths
     found.append(f"Lengths as recorded: {lengths.formula}; prompts of {facts.prompt:,.4g} tokens.")
+    if facts.own_versions:
+        found.append("Rollouts keep their version: weights go to single engines meanwhile, which counts as waiting.")
     if not any(step.pieces for step in run.steps):
         found.append(
             "The run wrote no rollouts (log.rollouts = false): their expected phase stands for each step's own."

@@ -17,8 +17,8 @@ from gruppetto.ledger.lengths import Tools, TracedLengths
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.reconcile.measured import MeasuredRun, MeasuredStep, StepWork
 from gruppetto.ledger.reconcile.pieces import Piece
+from gruppetto.presets import compose
 from gruppetto.record.explain.read import RunRecord
-from gruppetto.sim.replay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Facts:
 
     record: RunRecord
     config: Config
-    trace: Trace
+    lengths: TracedLengths
     simulated: bool
     model: Model | None
     prompt: float
@@ -35,9 +35,9 @@ class Facts:
     observation: int
 
     @property
-    def lengths(self) -> TracedLengths:
-        rollouts = self.trace.rollouts
-        return TracedLengths.of([max(1, one.tokens) for one in rollouts], [one.group for one in rollouts])
+    def own_versions(self) -> bool:
+        """Rollouts keep the weights version that they began with, over publishes to others."""
+        return compose(self.config.scheduler).placing.own_version
 
 
 def measured_run(facts: Facts) -> MeasuredRun:
@@ -78,10 +78,13 @@ def _with_pieces(steps: Sequence[MeasuredStep], facts: Facts) -> tuple[MeasuredS
     """What each step made of which rollout. What it made of rollouts that were unfinished when the run ended is not in
     the record; it is taken to be divided evenly among those."""
     made: dict[int, list[Piece]] = {}
-    for file in sorted((facts.record.path / "rollouts").glob("step_*.jsonl")):
-        for row in _lines(file):
+    own = facts.own_versions
+    for final in (*(step.step for step in steps), steps[-1].step + 1):  # the last one: given up at the end
+        for row in _lines(_rollouts_file(facts, final)):
             for version, piece in _pieces(row, facts):
-                made.setdefault(version + 1, []).append(piece)
+                last = final if own else version + 1
+                for number, part in _spread(piece, version + 1, last):
+                    made.setdefault(number, []).append(part)
     live = int(facts.record.rows[-1].get("rollouts/live") or 0)
     found, streamed = [], _streamed(facts)
     for step in steps:
@@ -98,6 +101,32 @@ def _with_pieces(steps: Sequence[MeasuredStep], facts: Facts) -> tuple[MeasuredS
 
 _LAST = 1 << 40
 """Order of launch of those whose launch is not known."""
+
+
+def _spread(piece: Piece, first: int, last: int) -> Iterator[tuple[int, Piece]]:
+    """(step, part of the piece): evenly over the steps from `first` to `last`, as a rollout that keeps its version over
+    them; where it is one step, the piece."""
+    count = max(1, min(last - first + 1, piece.tokens))
+    each, left = divmod(piece.tokens, count)
+    had = 0
+    for number in range(count):
+        tokens = each + (number < left)
+        share = tokens / piece.tokens
+        yield (
+            first + number,
+            piece._replace(
+                context=piece.context + had,
+                tokens=tokens,
+                waits=round(piece.waits * share),
+                tool_s=piece.tool_s * share,
+                goes_on=piece.goes_on or had > 0,
+            ),
+        )
+        had += tokens
+
+
+def _rollouts_file(facts: Facts, step: int) -> Path:
+    return facts.record.path / "rollouts" / f"step_{step:06d}.jsonl"
 
 
 def _streamed(facts: Facts) -> dict[int, float]:
@@ -174,8 +203,7 @@ def _samples(row: Mapping[str, Any], facts: Facts) -> tuple[int, float, float]:
 
     Where rollouts were not recorded, all have one, and answers are counted by the step's metrics.
     """
-    path = facts.record.path / "rollouts" / f"step_{int(row['step']):06d}.jsonl"
-    trained = [one for one in _lines(path) if one.get("fate") == "trained"]
+    trained = [one for one in _lines(_rollouts_file(facts, int(row["step"]))) if one.get("fate") == "trained"]
     if not trained:
         count = round(sum(v or 0 for key, v in row.items() if key.startswith("rollout/finish/")))
         answers = float(row.get("tokens/batch_trained") or 0) + float(row.get("tokens/batch_masked") or 0)
@@ -187,10 +215,14 @@ def _samples(row: Mapping[str, Any], facts: Facts) -> tuple[int, float, float]:
     return len(trained), sum(sizes), moving / sum(sizes)
 
 
-def _lines(path: Path) -> Sequence[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file; none where it does not exist. A half-written last line, as a kill leaves one, is left out."""
     if not path.is_file():
-        return ()
-    try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read: {error}; the run folder is damaged") from None
+        return
+    for number, line in enumerate(path.read_text("utf-8").splitlines(keepends=True), start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if not line.endswith("\n"):
+                return
+            raise UserError(f"{path} line {number} cannot be read: {error}; the run folder is damaged") from None
