@@ -225,9 +225,7 @@ def _considered(placed: Placed) -> Json:
     found: Json = {}
     for side, search in (("train", placed.trainer.search), ("serve", placed.rollout.search)):
         if search is not None:
-            rejected = [
-                {"kind": kind, "layouts": count, "reason": reason} for kind, count, reason in search.grouped()
-            ]
+            rejected = [{"kind": kind, "layouts": count, "reason": reason} for kind, count, reason in search.grouped()]
             found[side] = {"why": search.best.reason, "fit": len(search.candidates), "rejected": rejected}
     return found
 
