@@ -236,7 +236,9 @@ def test_the_reference_has_every_field(capsys):
     assert main(["config", "--help-all"]) == 0
     text = capsys.readouterr().out
     assert "[scheduler]" in text
-    assert "  group_size = 8\n      a whole number, at least 1, at most 1,000,000\n      Rollouts of one task.\n" in text
+    assert (
+        "  group_size = 8\n      a whole number, at least 1, at most 1,000,000\n      Rollouts of one task.\n" in text
+    )
     assert text.count("\n  ") - text.count("\n      ") == len(fields())
 
 
