@@ -44,7 +44,10 @@ def events() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "train_end", {"step": step}
 
 
-PLAN = "plan Qwen3-8B --gpus 64 --gpu h100 --prompts 512 --group-size 16 --mean-tokens 8k --max-tokens 32k".split()
+PLAN = (
+    *("plan", "Qwen3-8B", "--gpus", "64", "--gpu", "h100", "--prompts", "512", "--group-size", "16"),
+    *("--mean-tokens", "8k", "--max-tokens", "32k"),
+)
 
 
 def command_cpu_s(*words: str) -> float:

@@ -354,7 +354,7 @@ def plan(agent: bool = False) -> dict[str, Any]:
         "flips": [flip()],
         "recommendation": {
             "placement": "async",
-            "reason": "The tail idles most GPUs of a colocated step; async fills it with the next batch, at staleness 1.",
+            "reason": "The tail idles most GPUs of a colocated step; async fills it with the next batch.",
             "rollout_gpus": chosen["rollout_gpus"],
             "train_gpus": chosen["train_gpus"],
         },
