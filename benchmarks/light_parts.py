@@ -1,10 +1,10 @@
-"""What the parts that must cost nothing cost: `gruppetto --help`, a cold `gruppetto plan`, one recorded event, one event
-in the trace.
+"""What the parts that must cost nothing cost: `gruppetto --help`, a cold `gruppetto plan`, one recorded event, one in the
+trace.
 
     python benchmarks/light_parts.py [--json FILE]
 
-Figures: help.cpu_s, plan.cpu_s (CPU seconds of the whole process, best of 7), event.us (one `RunFolder.event`), trace.us (one event
-turned into trace entries), progress.us (one event on the live screen, drawing aside).
+Figures: help.cpu_s, plan.cpu_s (CPU seconds of the whole process, best of 7), event.us (one `RunFolder.event`),
+trace.us (one event turned into trace entries), progress.us (one event on the live screen, drawing aside).
 """
 
 from __future__ import annotations
