@@ -1,5 +1,4 @@
-"""What the parts that must cost nothing cost: `gruppetto --help`, a cold `gruppetto plan`, one recorded event, one in the
-trace.
+"""What the parts that must cost nothing cost: `gruppetto --help`, a cold `gruppetto plan`, an event in record and trace.
 
     python benchmarks/light_parts.py [--json FILE]
 
