@@ -1,4 +1,4 @@
-"""What the parts that must cost nothing cost: `gruppetto --help`, a cold `gruppetto plan`, an event in record and trace.
+"""What the light parts cost: `gruppetto --help`, a cold `gruppetto plan`, an event in record and trace.
 
     python benchmarks/light_parts.py [--json FILE]
 
