@@ -1,6 +1,7 @@
 """Keys, ports, and the most of everything."""
 
 import asyncio
+import io
 
 import aiohttp
 import pytest
@@ -211,3 +212,23 @@ async def test_odd_bytes_outside_a_body_are_no_500(open_server):
         said = await asyncio.wait_for(reader.readline(), 10)
         writer.close()
         assert said[9:10] in (b"2", b"4"), (line, said)
+
+
+async def test_texts_that_cannot_fit_are_refused_before_they_are_tokenised(http):
+    text = "a" * (64 * 512 + 1)
+    for path, body in (
+        ("/generate", {"text": ["a", text]}),
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        status, found = await post(http, path, body)
+        assert status == 400
+        assert "at most 32768" in found["error"]["message"]
+
+
+async def test_nesting_has_an_end(http):
+    for depth in (300, 900, 3000, 100_000):
+        for inner in ('{"role": "user", "content": "a", "x": %s}', '{"role": "user", "content": %s}'):
+            body = '{"messages": [' + inner.replace("%s", "[" * depth + "]" * depth) + '], "max_tokens": 1}'
+            async with http.post("/v1/chat/completions", data=io.BytesIO(body.encode())) as answer:
+                assert answer.status in (200, 400)

@@ -239,8 +239,11 @@ async def test_kv_is_shared_by_samples_but_never_by_versions(http, other):
         if swap:
             await push(http, other, "2")
         await ok(http, "/continue_generation")
-        await asyncio.sleep(0.05)
-        found = await generate(http, prompt, params={"max_new_tokens": 1})
-        assert found["meta_info"]["cached_tokens"] == (0 if swap else 58)
+        found = await generate(http, prompt, params=GREEDY, return_logprob=True)
         await ok(http, "/abort_request", {"rid": "r"})
         await task
+        alone = await generate(http, prompt, params=GREEDY, return_logprob=True)
+        assert alone["meta_info"]["cached_tokens"] == 0
+        assert [p for p, *_ in found["meta_info"]["output_token_logprobs"]] == pytest.approx(
+            [p for p, *_ in alone["meta_info"]["output_token_logprobs"]], abs=1e-4
+        )

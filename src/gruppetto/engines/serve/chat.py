@@ -90,6 +90,7 @@ def _prompt(hub: Hub, body: ChatBody) -> Sequence[int]:
     if bad := [key for key in _RESERVED if key in options]:
         raise Refusal(f"chat_template_kwargs.{bad[0]} is not for clients to set", param="chat_template_kwargs")
     messages = [_message(message, at) for at, message in enumerate(body.messages)]
+    hub.check_length(sum(len(str(message)) for message in messages), "messages")
     return hub.tokenizer.chat(messages, [msgspec.to_builtins(tool) for tool in tools], options)
 
 

@@ -33,20 +33,16 @@ async def completions(hub: Hub, request: web.Request) -> web.StreamResponse:
     body = await read(request, CompletionBody, hub.settings.limits)
     refuse_unsupported(body, {"echo": False, "suffix": None, "best_of": 1, "logprobs": 0})
     tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return await Completion(hub, body, _prompts(hub, body), params_of(body, tokens)).respond(request)
+    return await Completion(hub, body, await _prompts(hub, body), params_of(body, tokens)).respond(request)
 
 
-def _prompts(hub: Hub, body: CompletionBody) -> Sequence[Sequence[int]]:
+async def _prompts(hub: Hub, body: CompletionBody) -> Sequence[Sequence[int]]:
     texts = [body.prompt] if isinstance(body.prompt, str) else [item for item in body.prompt if isinstance(item, str)]
     if not texts:
         return id_lists([item for item in body.prompt if not isinstance(item, str)], "prompt")[0]
     if not isinstance(body.prompt, str) and len(texts) != len(body.prompt):
         raise Refusal("prompt mixes texts and token ids; send one kind", param="prompt")
-    if hub.tokenizer is None:
-        raise Refusal(
-            "prompt as text needs a tokenizer, which --skip-tokenizer-init left out; send ids", param="prompt"
-        )
-    return [hub.tokenizer.encode(text) for text in texts]
+    return await hub.encode(texts, "prompt")
 
 
 class Completion(Reply):

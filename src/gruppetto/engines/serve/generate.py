@@ -79,7 +79,7 @@ _NEUTRAL: dict[str, Any] = {
 async def generate(hub: Hub, request: web.Request) -> web.StreamResponse:
     """The handler."""
     body = await read(request, GenerateBody, hub.settings.limits)
-    single, answers = plan(hub, body)
+    single, answers = await plan(hub, body)
     calls = [answer.call for answer in answers]
     if body.stream:
         for call in calls:
@@ -139,10 +139,10 @@ def _event(value: Any) -> bytes:
 # --- from the body to requests -----------------------------------------------------------------------------------
 
 
-def plan(hub: Hub, body: GenerateBody) -> tuple[bool, list[Answer]]:
+async def plan(hub: Hub, body: GenerateBody) -> tuple[bool, list[Answer]]:
     """Whether one object is answered, and the requests. Raises `Refusal` for the first thing that does not fit."""
     refuse_unsupported(body, _NEUTRAL)
-    prompts, single = _prompts(hub, body)
+    prompts, single = await _prompts(hub, body)
     count = len(prompts)
     params = _per_item(body.sampling_params, count, "sampling_params", SamplingParams())
     samples = [_samples(p) for p in params]
@@ -185,15 +185,13 @@ def make_calls(
     ]
 
 
-def _prompts(hub: Hub, body: GenerateBody) -> tuple[list[Sequence[int]], bool]:
+async def _prompts(hub: Hub, body: GenerateBody) -> tuple[list[Sequence[int]], bool]:
     if (body.text is None) == (body.input_ids is None):
         raise Refusal("send exactly one of text and input_ids")
     if body.text is not None:
-        if hub.tokenizer is None:
-            raise Refusal("text needs a tokenizer, which --skip-tokenizer-init left out; send input_ids", param="text")
         texts = [body.text] if isinstance(body.text, str) else body.text
         _refuse_empty(texts, "text")
-        return [hub.tokenizer.encode(text) for text in texts], isinstance(body.text, str)
+        return await hub.encode(texts, "text"), isinstance(body.text, str)
     return id_lists(body.input_ids or [], "input_ids")
 
 

@@ -82,6 +82,8 @@ async def failures_as_json(request: web.Request, handler: Serve) -> web.StreamRe
         return json_response(Refusal(str(error)).body(), 400)
     except GruppettoError as error:
         return json_response(Refusal(str(error), 500).body(), 500)
+    except RecursionError:
+        return json_response(Refusal("the body is nested too deeply").body(), 400)
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:

@@ -67,6 +67,25 @@ class Hub:
         """For a request that names none."""
         return self.seeds.getrandbits(63)
 
+    async def encode(self, texts: Sequence[str], name: str) -> list[Sequence[int]]:
+        """Token ids of texts; others get their turn between two. Raises `Refusal` for one that cannot fit."""
+        if self.tokenizer is None:
+            raise Refusal(
+                f"{name} as text needs a tokenizer, which --skip-tokenizer-init left out; send ids", param=name
+            )
+        found: list[Sequence[int]] = []
+        for text in texts:
+            self.check_length(len(text), name)
+            found.append(self.tokenizer.encode(text))
+            await asyncio.sleep(0)
+        return found
+
+    def check_length(self, chars: int, name: str) -> None:
+        """Raises `Refusal` for more characters than a context can hold."""
+        most = self.card.context * self.settings.limits.chars_a_token
+        if chars > most:
+            raise Refusal(f"{name} has {chars} characters; send at most {most}", param=name)
+
     async def finish(self, calls: Sequence[Call]) -> None:
         """Runs requests to their end. Raises `Refusal` when one ended as an error."""
         async for _ in self.follow(calls):

@@ -25,6 +25,8 @@ class Limits:
     stop_chars: int = 1024
     """Characters of one of them."""
     stop_ids: int = 1024
+    chars_a_token: int = 64
+    """Characters of a text for each token of the context; a longer one is refused before it is tokenised."""
     rid_chars: int = 256
     messages: int = 4096
     tools: int = 512
