@@ -98,6 +98,7 @@ def test_a_simulated_run_is_what_its_prices_say(capsys, simulated, name):
     data = against(capsys, "--against", simulated(name, *RUNS[name]))
     holds_together(data)
     assert data["simulated"]
+    assert data["cores"] is None
     stages = data["stages"]
     for stage in ("generate", "decode", "prefill", "train", "publish", "step"):
         assert stages[stage]["ratio"] == pytest.approx(1.0, abs=0.1), stage
@@ -212,6 +213,7 @@ def test_a_real_run_beside_its_forecast(capsys, train, profile, settings):
     assert 0 < data["mfu"] < 1
     assert data["rows"]["measured"] > 0
     assert data["train_mfu"]["measured"] > 0
+    assert data["cores"] > 0
     for stage in ("decode", "train"):
         assert 0.02 < data["stages"][stage]["ratio"] < 50, stage  # a busy machine is measured as it is
 
@@ -247,6 +249,20 @@ def test_the_table_says_the_same(capsys, train, profile):
         "measured by gruppetto",
     ):
         assert part in out
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_busy_machine_is_told(capsys, train, share):
+    _, folder = train('scheduler.type="sync"', "run.steps=3")
+    path, spent = folder / "metrics.jsonl", 5.0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        spent += share * row["engine_s/total"]
+        row["perf/cpu_s_total"] = spent
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    assert main(["plan", "--against", str(folder)]) == 0
+    assert ("machine: the process had 0.3 CPU seconds a second" in capsys.readouterr().out) == (share < 0.8)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 WIDTH = 150
 STEPS_SHOWN = 12
 """Single steps in the table; of longer runs the first and the last half of so many."""
+BUSY = 0.8
+"""CPU seconds a second of the wall below which a run on processors did not have a core of its own."""
 _INSIDE = ("decode", "prefill", "score", "waiting")
 
 
@@ -39,6 +41,7 @@ def against(args: argparse.Namespace) -> dict[str, Any]:
             "gpu": gpu.name,
             "efficiency": efficiency.name,
             "assumed": list(read.words),
+            "cores": read.cores,
             **as_json(found),
         }
     }
@@ -66,9 +69,19 @@ def _parts(read: RunRead, found: Reconciled) -> Iterator[str | Table]:
     yield ""
     yield from _utilisation(found)
     yield ""
-    yield from ("What was off:", *(f"  {line}" for line in found.off)) if found.off else ("Nothing was off by much.",)
+    off = (*found.off, *_busy(read))
+    yield from ("What was off:", *(f"  {line}" for line in off)) if off else ("Nothing was off by much.",)
     yield ""
     yield from ("Assumed:", *(f"  {line}" for line in read.words))
+
+
+def _busy(read: RunRead) -> Iterator[str]:
+    """Something else had the machine, or nothing was to be computed."""
+    if read.cores is not None and read.cores < BUSY:
+        yield (
+            f"machine: the process had {read.cores:.2g} CPU seconds a second, and a forecast is for a core of its own: "
+            "it waited for others' work, or for other programs on this machine"
+        )
 
 
 def _table(*columns: str) -> Table:

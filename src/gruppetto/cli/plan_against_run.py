@@ -55,6 +55,8 @@ class RunRead:
     assumed: Assumed
     peak: float | None
     train_mfu: float | None
+    cores: float | None
+    """CPU seconds of the process for a second of the wall; None on virtual time, and where a GPU did the work."""
     words: tuple[str, ...]
 
 
@@ -81,11 +83,21 @@ def read_against(path: str, model: str | None, gpu: GPU, efficiency: Efficiency)
         assumed=prices,
         peak=gpu.peak(kind) if counted else None,
         train_mfu=share,
+        cores=None if simulated else _cores(record, config),
         words=tuple(_words(facts, gpu, efficiency, run)),
     )
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _cores(record: RunRecord, config: Config) -> float | None:
+    """From the first step's end to the last one's; None where one step is all there is, or a GPU may have worked."""
+    first, last = record.rows[0], record.rows[-1]
+    if config.model.device not in ("cpu", "auto") or "perf/cpu_s_total" not in first or first is last:
+        return None
+    wall_s = sum(float(row["engine_s/total"]) for row in record.rows[1:]) / config.engine.count
+    return (float(last["perf/cpu_s_total"]) - float(first["perf/cpu_s_total"])) / wall_s if wall_s else None
 
 
 def _config(record: RunRecord) -> Config:
