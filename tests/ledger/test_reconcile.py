@@ -78,6 +78,18 @@ def test_engines_that_are_done_wait_for_the_last():
     assert ran.decode_s == pytest.approx((PRICES.steps_s(1, 8, 30) + PRICES.steps_s(1, 8, 10)) / 2, rel=1e-6)
 
 
+def test_rollouts_keep_the_engine_that_had_a_slot_for_them():
+    """Launched long, short, long, short on two engines with free slots: one has both long ones."""
+    pieces = [Piece(i, 8, 10 if i % 2 else 100) for i in range(4)]
+    ran = run_pieces(pieces, Engines(model=PRICES, count=2))
+    assert ran.end_s == pytest.approx(PRICES.steps_s(2, 16, 100), rel=1e-6)
+    assert ran.rows == 2
+    waits = run_pieces(
+        [Piece(9, 8, 10), *pieces, *(Piece(20 + i, 8, 1) for i in range(4))], Engines(model=PRICES, count=2)
+    )
+    assert waits.end_s < PRICES.steps_s(4, 32, 111)  # what found no slot goes to whoever has least to do
+
+
 def test_tool_calls_of_a_piece_add_to_its_end_and_not_to_decoding():
     still = run_pieces([Piece(0, 8, 30)], Engines(model=PRICES, count=1))
     ran = run_pieces([Piece(0, 8, 30, waits=2, tool_s=3.0)], Engines(model=PRICES, count=1))
