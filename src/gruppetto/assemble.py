@@ -159,7 +159,7 @@ async def _stages(
             engines=engines,
             reward=reward,
             trainer=trainer,
-            channel=build_channel(config),
+            channel=build_channel(config, folder.path / "weights"),
             recorder=recorder,
             loop=loop,
             advantages=lambda rewards: group_advantages(rewards, normalize=config.train.normalize_advantage),
@@ -229,11 +229,12 @@ def build_trainer(config: Config) -> Trainer:
     )
 
 
-def build_channel(config: Config) -> WeightChannel:
-    """The channel of the [weights] section."""
-    from gruppetto.weights.inprocess import InProcessChannel
+def build_channel(config: Config, folder: Path) -> WeightChannel:
+    """The channel of the [weights] section; `folder` is the disk channel's."""
+    from gruppetto.weights.channels.choose import choose
 
-    return InProcessChannel(config.weights.bucket_mb << 20)
+    weights = config.weights
+    return choose(weights.channel, weights.mode, weights.bucket_mb << 20, folder, verify_every=weights.verify_every)
 
 
 def _set_threads(config: Config) -> None:

@@ -5,7 +5,9 @@ What a setting has no use for is refused by `preflight`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from gruppetto.config.section import Count, Positive, Section
 
@@ -34,7 +36,14 @@ class EngineSection(Section):
 class WeightsSection(Section):
     """[weights]: how new weights reach the engines."""
 
-    channel: Literal["inprocess"] = "inprocess"
-    """inprocess: copied, never aliased."""
+    channel: Literal["auto", "inprocess", "shm", "disk", "gloo"] = "auto"
+    """inprocess: copied, never aliased; shm: shared memory of this host; disk: safetensors in the run's folder; gloo: a
+    broadcast over TCP; auto: inprocess for engines in this process, shm for others on this host and for mode = "delta".
+    """
+    mode: Literal["full", "delta"] = "full"
+    """full: everything each time; delta: what changed, where that is less."""
     bucket_mb: Positive = 64
-    """Size of a bucket."""
+    """Size of a bucket; two are held."""
+    verify_every: Annotated[int, Field(ge=0)] = 16
+    """After the first and every so many publishes engines read back all they hold (0: the first only); inprocess never
+    does."""

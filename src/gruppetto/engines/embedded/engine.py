@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gruppetto.engines.base import (
     Capabilities,
@@ -30,6 +30,7 @@ from gruppetto.engines.embedded.thread import EngineThread
 from gruppetto.errors import EngineError, GruppettoError
 from gruppetto.types import Segment
 from gruppetto.weights.base import Bucket
+from gruppetto.weights.channels.base import Served
 
 
 class EmbeddedEngine(Engine):
@@ -142,6 +143,19 @@ class EmbeddedEngine(Engine):
 
     async def commit_update(self, version: int, num_buckets: int) -> None:
         await self._started().ask(lambda serving: serving.commit(version, num_buckets))
+
+    async def weights(self) -> Served:
+        """The tensors themselves, as served or not valid; `EngineError` while they are released."""
+        return await self._started().ask(lambda serving: serving.served_weights())
+
+    async def open_weights(self) -> Mapping[str, Any]:
+        """The tensors by every name, to be written to in place while paused; `resume` is refused until they are
+        closed, or a whole update is committed."""
+        return await self._started().ask(lambda serving: serving.open_weights())
+
+    async def close_weights(self, version: int) -> None:
+        """What was written is `version`."""
+        await self._started().ask(lambda serving: serving.close_weights(version))
 
     async def progress(self, have: Mapping[str, int]) -> dict[str, tuple[int, tuple[Segment, ...]]]:
         """What live requests have made in this call beyond `have[rid]` tokens, with that number: by rid, only those

@@ -1,8 +1,9 @@
 """The engine's weights as memory: updates in buckets, and giving the memory back.
 
-Promises: an update is staged and reaches the model only in `commit`, after every bucket and every parameter has
-arrived and every checksum held, so a failed update leaves the old version whole; nothing staged is an alias of what
-was sent; tied weights may come under any of their names, or all.
+Promises: an update in buckets is staged and reaches the model only in `commit`, after every bucket and every parameter
+has arrived and every checksum held, so a failed update leaves the old version whole; nothing staged is an alias of what
+was sent; tied weights may come under any of their names, or all. A channel may write in place instead (`open`,
+`close`): that needs no second copy, and between the two the weights are not valid.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gruppetto.weights.checksum import checksum
 
 
 class Weights:
-    """The parameters and persistent buffers of one model. `valid` is False between a restore and the next commit."""
+    """The parameters and persistent buffers of one model. `valid` is False between a restore, or `open`, and
+    the next commit or `close`."""
 
     def __init__(self, engine: str, model: Any, forward: Forward) -> None:
         self._engine, self._forward = engine, forward
@@ -78,6 +80,23 @@ class Weights:
             tensor.copy_(self._staged.pop(name))
         self._forward.rebind()
         self._opened, self.valid = None, True
+
+    def served(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors by their own names, and second names of tied ones."""
+        self._fail_if(self.released, "read", "weights are released; call restore_memory first")
+        aliases = {name: own for name, own in self._own_name.items() if name != own}
+        return {name: tensor.detach() for name, tensor in self._tensors.items()}, aliases
+
+    def open(self) -> dict[str, Tensor]:
+        """The tensors by every name, to be written to in place; not valid until `close`."""
+        self._fail_if(self.released, "update", "weights are released; call restore_memory first")
+        self._opened, self._staged, self.valid = None, {}, False
+        return {name: self._tensors[own].detach() for name, own in self._own_name.items()}
+
+    def close(self) -> None:
+        """All tensors have been written."""
+        self._forward.rebind()
+        self.valid = True
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the bytes of every parameter and buffer, in row-major order."""

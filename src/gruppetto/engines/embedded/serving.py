@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gruppetto.engines.base import GenerateResult, MemoryTag, PauseMode
 from gruppetto.engines.embedded.cache import SlotKV
@@ -22,6 +23,7 @@ from gruppetto.engines.embedded.memory import Weights
 from gruppetto.engines.embedded.selftest import settle
 from gruppetto.engines.embedded.settings import Settings, aligned
 from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.channels.base import Served
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Serving:
     def resume(self) -> None:
         """Goes on, if there are weights and KV to go on with."""
         if not self.weights.valid:
-            raise self._error("resume: the weights were released; publish an update first")
+            raise self._error("resume: the weights were released, or an update was not ended; publish an update first")
         if not self.core.kv.layers:
             raise self._error("resume: the KV memory is released; call restore_memory(['kv']) first")
         self.paused = False
@@ -102,6 +104,22 @@ class Serving:
         self._need_pause("commit_update")
         self.weights.commit(version, num_buckets)
         self.core.set_version(version)
+
+    def open_weights(self) -> dict[str, Tensor]:
+        """To be written to in place."""
+        self._need_pause("open_weights")
+        return self.weights.open()
+
+    def close_weights(self, version: int) -> None:
+        """What was written is the served version."""
+        self._need_pause("close_weights")
+        self.weights.close()
+        self.core.set_version(version)
+
+    def served_weights(self) -> Served:
+        """What is served, or lies there without being valid."""
+        tensors, aliases = self.weights.served()
+        return Served(tensors, aliases, self.core.version if self.weights.valid else None)
 
     def _need_pause(self, what: str) -> None:
         if not self.paused:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from aiohttp import web
 
-from gruppetto.engines.serve import chat, completions, control_routes, generate, info, metrics
+from gruppetto.engines.serve import chat, completions, control_routes, generate, info, metrics, receiving
 from gruppetto.engines.serve.hub import Hub
 
 Handler = Callable[[Hub, web.Request], Awaitable[web.StreamResponse]]
@@ -33,7 +33,7 @@ class Route:
 
 
 _GET, _POST, _BOTH = ("GET",), ("POST",), ("GET", "POST")
-_c, _i = control_routes, info
+_c, _i, _r = control_routes, info, receiving
 
 ROUTES = (
     Route("/health", _GET, _i.health, Level.OPEN),
@@ -65,4 +65,9 @@ ROUTES = (
     Route("/destroy_weights_update_group", _POST, _c.no_collective, Level.CONTROL),
     Route("/update_weight_version", _POST, _c.update_weight_version, Level.CONTROL),
     Route("/weights_checker", _BOTH, _c.weights_checker, Level.CONTROL),
+    Route("/gruppetto/weights/state", _POST, _r.weights_state, Level.CONTROL),
+    Route("/gruppetto/weights/prepare", _POST, _r.prepare_weights, Level.CONTROL),
+    Route("/gruppetto/weights/commit", _POST, _r.commit_weights, Level.CONTROL),
+    Route("/gruppetto/weights/drop", _POST, _r.drop_weights, Level.CONTROL),
+    Route("/gruppetto/weights/audit", _POST, _r.audit_weights, Level.CONTROL),
 )

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gruppetto.clock import now
 from gruppetto.engines.serve.calls import Calls
@@ -53,6 +53,8 @@ class WeightUpdates:
         self._one = asyncio.Lock()
         self._snapshot: dict[str, str] | None = None
         self.model_path = model_path
+        self.receiver: Any = None
+        """The engine's end of weight channels; None until one is used."""
 
     # --- labels --------------------------------------------------------------------------------------------------
 
@@ -143,6 +145,15 @@ class WeightUpdates:
                 f"flush_cache = true while {self._calls.in_engine} requests are frozen in place; nothing was changed: "
                 "send flush_cache = false, or pause with mode retract"
             )
+
+    # --- over a channel --------------------------------------------------------------------------------------------
+
+    def taken(self, version: int, label: str) -> None:
+        """The engine serves `version`, which came over a channel; an open session is closed."""
+        self._session = None
+        self._labels[version] = label
+        self.version = version
+        self._control.invalid = False
 
     # --- checks --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,175 @@
+"""A gloo broadcast from the trainer to all engines at once, over TCP: for engines on other hosts without GPUs.
+
+Every publish has a group of its own, so an engine that died since the last one is never waited for in a collective:
+first all engines report to the store, then the trainer says go or not, and only then anybody enters. Promises: one
+bucket is filled while the one before is on its way (two buffers at each end); when an end dies in mid-broadcast, or the
+trainer gives up, the others get an error, at the latest after the deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from gruppetto.clock import monotonic
+from gruppetto.errors import RunError
+from gruppetto.weights.buckets import BucketPlan
+from gruppetto.weights.channels.base import BUFFERS, Sink
+from gruppetto.weights.channels.sums import Bytes
+
+_LOOK = timedelta(milliseconds=50)
+dist: Any = distributed
+
+
+class GlooSink(Sink):
+    """One publish. `host` is the address under which engines reach this process."""
+
+    def __init__(
+        self, plans: Sequence[BucketPlan], engines: Sequence[str], deadline_s: float, host: str = "127.0.0.1"
+    ) -> None:
+        self._host, self._deadline_s = host, deadline_s
+        self._ranks = {name: rank for rank, name in enumerate(engines, 1)}
+        self._gone: set[str] = set()
+        self._closed = False
+        self._store = _store(host, deadline_s)
+        size = max((plan.num_bytes for plan in plans), default=1)
+        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(BUFFERS)]
+        self._sending: list[Any] = [None] * BUFFERS
+        self.buffer_bytes = size * BUFFERS
+        self._group: Any = None
+
+    def address(self, engine: str) -> dict[str, str | int]:
+        return {
+            "host": self._host,
+            "port": self._store.port,
+            "rank": self._ranks[engine],
+            "size": len(self._ranks) + 1,
+        }
+
+    def buffer(self, plan: BucketPlan) -> Bytes:
+        if self._group is None:
+            self._meet()
+        at = plan.index % BUFFERS
+        self._wait(at)
+        return self._buffers[at].numpy()[: plan.num_bytes]
+
+    def filled(self, plan: BucketPlan, end: int) -> None:
+        if end == plan.num_bytes:
+            at = plan.index % BUFFERS
+            self._sending[at] = _broadcast(self._group, self._buffers[at][: plan.num_bytes])
+
+    def finish(self) -> None:
+        for at in range(BUFFERS):
+            self._wait(at)
+
+    def gone(self, engine: str) -> None:
+        self._gone.add(engine)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._group is not None:
+            with contextlib.suppress(RuntimeError):
+                self._group.abort()
+
+    def _meet(self) -> None:
+        """All engines have reported, or nobody goes."""
+        end = monotonic() + self._deadline_s
+        waiting = dict(self._ranks)
+        while waiting and not self._gone and not self._closed and monotonic() < end:
+            for name, rank in list(waiting.items()):
+                if self._store.check([f"here/{rank}"]):
+                    del waiting[name]
+            _pause()
+        if waiting or self._gone or self._closed:
+            self._store.set("go", "no")
+            late = ", ".join(sorted(self._gone or waiting))
+            raise RunError(f"gloo: {late} did not come to the broadcast")
+        self._store.set("go", "yes")
+        self._group = _group(self._store, 0, len(self._ranks) + 1, self._host, self._deadline_s)
+
+    def _wait(self, at: int) -> None:
+        work, self._sending[at] = self._sending[at], None
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise RunError(f"gloo: the broadcast broke: {_first_line(error)}") from None
+
+
+class GlooStream:
+    """The engine's end."""
+
+    def __init__(self, address: Mapping[str, str | int], plans: Sequence[BucketPlan], deadline_s: float) -> None:
+        self._plans = plans
+        host, rank = str(address["host"]), int(address["rank"])
+        limit = timedelta(seconds=deadline_s)
+        try:
+            store = dist.TCPStore(host, int(address["port"]), is_master=False, wait_for_workers=False, timeout=limit)
+            store.set(f"here/{rank}", "1")
+            store.wait(["go"], limit)
+            if store.get("go") != b"yes":
+                raise RunError("gloo: the sender called the broadcast off: another engine did not come")
+            self._group = _group(store, rank, int(address["size"]), host, deadline_s)
+        except RuntimeError as error:
+            raise RunError(f"gloo: no group with the sender: {_first_line(error)}") from None
+        size = max((plan.num_bytes for plan in plans), default=1)
+        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(BUFFERS, len(plans)))]
+
+    def buckets(self) -> Iterator[tuple[BucketPlan, Bytes, Callable[[int], None] | None]]:
+        coming = self._receive(0) if self._plans else None
+        for plan in self._plans:
+            here: Any = coming
+            coming = None
+            try:
+                here.wait()
+                if plan.index + 1 < len(self._plans):
+                    coming = self._receive(plan.index + 1)
+            except RuntimeError as error:
+                raise RunError(f"gloo: the broadcast broke: {_first_line(error)}") from None
+            yield plan, self._buffers[plan.index % BUFFERS].numpy()[: plan.num_bytes], None
+
+    def _receive(self, index: int) -> Any:
+        return _broadcast(self._group, self._buffers[index % BUFFERS][: self._plans[index].num_bytes])
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._group.abort()
+
+
+def _store(host: str, deadline_s: float) -> Any:
+    """A store that listens on `host` only: by itself torch's listens on every address."""
+    server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = server.getsockname()[1]
+    limit = timedelta(seconds=deadline_s)
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=server.detach()
+    )
+
+
+def _group(store: Any, rank: int, size: int, host: str, deadline_s: float) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=deadline_s)
+    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, size, options)
+
+
+def _broadcast(group: Any, buffer: Tensor) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    return group.broadcast([buffer], options)
+
+
+def _pause() -> None:
+    threading.Event().wait(_LOOK.total_seconds())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,95 @@
+"""Engine against trainer on fixed prompts: the last word on whether the weights are right.
+
+The engine samples a few tokens with their log-probabilities, the trainer computes the same ones. Wrong weights that no
+digest sees (a swapped gate and up half behind a loader, a stale scale that was derived, KV kept from older weights)
+show here. Promise: fixed prompts and seeds, so that two probes of the same weights are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gruppetto.engines.base import Engine, GenerateRequest, GenerateResult, Sampling
+from gruppetto.errors import EngineError
+
+Reference = Callable[[Sequence[int], int], Sequence[float]]
+"""(tokens, n) -> the trainer's log-probabilities of the last n tokens, at temperature 1. Runs on a thread."""
+
+_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of one engine. `mismatch_kl`: mean of exp(d) - 1 - d, d = trainer - engine (Schulman's k3), in nats a token."""
+
+    engine: str
+    version: int
+    mismatch_kl: float
+    largest: float
+    tokens: int
+
+
+class Probe:
+    """`most_kl` is the alarm, in nats a token: float32 gives below 1e-6, bfloat16 below 1e-2."""
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], reference: Reference, *, tokens: int = 8, most_kl: float = 0.02
+    ) -> None:
+        self._prompts, self._reference, self._tokens, self.most_kl = prompts, reference, tokens, most_kl
+        self.last: dict[str, Comparison] = {}
+
+    async def check(self, engine: Engine, version: int) -> Comparison:
+        """Compares. Raises `EngineError` above `most_kl`, for tokens of another version and for none at all."""
+        async with asyncio.timeout(_DEADLINE_S):
+            results = await self._sample(engine, version)
+        gaps: list[float] = []
+        for prompt, result in zip(self._prompts, results, strict=True):
+            gaps += await self._gaps(engine, version, prompt, result)
+        if not gaps:
+            raise EngineError(engine.name, f"probe of version {version}: it made no tokens")
+        kl = sum(_k3(gap) for gap in gaps) / len(gaps)
+        found = Comparison(engine.name, version, kl, max(map(abs, gaps)), len(gaps))
+        self.last[engine.name] = found
+        if not kl <= self.most_kl:
+            raise EngineError(
+                engine.name,
+                f"probe of version {version}: mismatch_kl {kl:.3g} nats a token is over {self.most_kl:g}; it does not "
+                "compute with the trainer's weights",
+            )
+        return found
+
+    async def _sample(self, engine: Engine, version: int) -> list[GenerateResult]:
+        calls = [
+            asyncio.ensure_future(engine.generate(self._request(index, prompt, version)))
+            for index, prompt in enumerate(self._prompts)
+        ]
+        try:
+            while engine.capabilities.lockstep and not all(call.done() for call in calls):
+                await engine.advance()
+                await asyncio.sleep(0)
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+
+    def _request(self, index: int, prompt: Sequence[int], version: int) -> GenerateRequest:
+        sampling = Sampling(max_tokens=self._tokens, seed=index)
+        return GenerateRequest(rid=f"probe-{version}-{index}", token_ids=list(prompt), sampling=sampling)
+
+    async def _gaps(self, engine: Engine, version: int, prompt: Sequence[int], result: GenerateResult) -> list[float]:
+        tokens = list(prompt)
+        logprobs: list[float] = []
+        for segment in result.segments:
+            if segment.version != version:
+                raise EngineError(engine.name, f"probe of version {version}: it answers as version {segment.version}")
+            tokens += segment.token_ids
+            logprobs += segment.logprobs
+        own = await asyncio.to_thread(self._reference, tokens, len(logprobs))
+        return [trainer - ours for trainer, ours in zip(own, logprobs, strict=True)]
+
+
+def _k3(gap: float) -> float:
+    return math.expm1(min(gap, 700.0)) - gap

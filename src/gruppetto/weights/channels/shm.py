@@ -1,0 +1,232 @@
+"""Shared memory on one host: two buckets that the trainer writes and all engines read, a socket that says how far.
+
+Promises: the memory has no name and the socket lies in a folder of the user's own, so nothing is left behind by a kill
+and nobody else can read it; an engine reads a bucket while it is still being written, so that it finds the bytes in the
+cache; the end of a process is seen at once, as the end of its socket; a slow engine is waited for until the deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import selectors
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gruppetto.clock import monotonic
+from gruppetto.errors import RunError
+from gruppetto.weights.buckets import BucketPlan
+from gruppetto.weights.channels.base import BUFFERS, Sink
+from gruppetto.weights.channels.sums import Bytes
+
+PIECE = 2 << 20
+"""Bytes between two words of progress: a few, against one system call."""
+
+_LOOK_S = 0.05
+_PROGRESS = struct.Struct("<IQ")
+_LOADED = struct.Struct("<I")
+_NAME_LIMIT = 255
+
+
+class ShmSink(Sink):
+    """One publish to `engines`, which come with `ShmStream`."""
+
+    def __init__(self, plans: Sequence[BucketPlan], engines: Sequence[str], deadline_s: float) -> None:
+        self._deadline_s, self._count = deadline_s, len(plans)
+        size = max((plan.num_bytes for plan in plans), default=1)
+        self._half = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.buffer_bytes = self._half * BUFFERS
+        self._fd = os.memfd_create("gruppetto-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, self.buffer_bytes)
+        self._map = mmap.mmap(self._fd, self.buffer_bytes)
+        self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self._folder = Path(tempfile.mkdtemp(prefix="gruppetto-"))
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(self._folder / "weights"))
+        self._server.listen(len(engines) + 1)
+        self._server.settimeout(_LOOK_S)
+        self._expected = set(engines)
+        self._lock = threading.Lock()
+        self._peers: dict[str, socket.socket] = {}
+        self._loaded: dict[str, int] = {}
+        self._told = 0
+        self._closed = False
+
+    def address(self, engine: str) -> dict[str, str | int]:
+        return {"path": str(self._folder / "weights"), "name": engine}
+
+    def buffer(self, plan: BucketPlan) -> Bytes:
+        if plan.index == 0:
+            self._meet()
+        self._wait_until_loaded(plan.index - BUFFERS)
+        at = plan.index % BUFFERS * self._half
+        self._told = 0
+        return self._bytes[at : at + plan.num_bytes]
+
+    def filled(self, plan: BucketPlan, end: int) -> None:
+        if end - self._told < PIECE and end < plan.num_bytes:
+            return
+        self._told = end
+        for name, peer in list(self._peers.items()):
+            try:
+                peer.sendall(_PROGRESS.pack(plan.index, end))
+            except OSError:
+                self._leave(name)
+
+    def finish(self) -> None:
+        """Waits until everybody has loaded the last bucket, since the memory goes with this end."""
+        self._wait_until_loaded(self._count - 1)
+
+    def gone(self, engine: str) -> None:
+        with self._lock:
+            self._expected.discard(engine)
+
+    def close(self) -> None:
+        self._closed = True
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+        self._server.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _meet(self) -> None:
+        """Every engine that is expected has come, or is gone."""
+        end = monotonic() + self._deadline_s
+        while self._missing():
+            self._look(end, "to connect")
+            with contextlib.suppress(TimeoutError):
+                peer, _ = self._server.accept()
+                self._greet(peer)
+        if not self._peers:
+            raise RunError("shared memory: no engine came to take the weights")
+
+    def _greet(self, peer: socket.socket) -> None:
+        peer.settimeout(self._deadline_s)
+        try:
+            name = _read(peer, peer.recv(1)[0]).decode()
+            socket.send_fds(peer, [b"m"], [self._fd])
+        except (OSError, IndexError, EOFError, UnicodeDecodeError):
+            peer.close()
+            return
+        self._peers[name], self._loaded[name] = peer, -1
+
+    def _missing(self) -> set[str]:
+        with self._lock:
+            return self._expected - self._peers.keys()
+
+    def _wait_until_loaded(self, index: int) -> None:
+        end = monotonic() + self._deadline_s
+        while late := [name for name in self._peers if self._loaded[name] < index]:
+            self._look(end, f"to load bucket {index}")
+            self._hear(late)
+        if not self._peers:
+            raise RunError("shared memory: every engine has left before the last bucket")
+
+    def _hear(self, names: Sequence[str]) -> None:
+        """Reads what has come of these engines; waits a moment where nothing has."""
+        with selectors.DefaultSelector() as selector:
+            for name in names:
+                selector.register(self._peers[name], selectors.EVENT_READ, name)
+            for key, _ in selector.select(_LOOK_S):
+                self._note(key.data)
+
+    def _note(self, name: str) -> None:
+        try:
+            self._loaded[name] = _LOADED.unpack(_read(self._peers[name], _LOADED.size))[0]
+        except (OSError, EOFError):
+            self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        self._peers.pop(name).close()
+        self.gone(name)
+
+    def _look(self, end: float, what: str) -> None:
+        if self._closed:
+            raise RunError("shared memory: the publish was given up")
+        if monotonic() > end:
+            late = sorted(self._missing()) or sorted(self._peers)
+            raise RunError(f"shared memory: waited {self._deadline_s:g} s for {', '.join(late)} {what}")
+
+
+def _read(peer: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes. Raises `EOFError` when the other end has gone."""
+    found = b""
+    while len(found) < size:
+        if not (part := peer.recv(size - len(found))):
+            raise EOFError
+        found += part
+    return found
+
+
+class ShmStream:
+    """The engine's end."""
+
+    def __init__(self, address: Mapping[str, str | int], plans: Sequence[BucketPlan], deadline_s: float) -> None:
+        name = str(address["name"]).encode()[:_NAME_LIMIT]
+        self._plans = plans
+        self._peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._peer.settimeout(deadline_s)
+        try:
+            self._peer.connect(str(address["path"]))
+            self._peer.sendall(bytes([len(name)]) + name)
+            _, fds, _, _ = socket.recv_fds(self._peer, 1, 1)
+        except OSError as error:
+            raise _lost(error) from None
+        if not fds:
+            raise _lost("it sent no memory")
+        self._bytes = _mapped(fds[0])
+        self._half = len(self._bytes) // BUFFERS
+        if (largest := max((plan.num_bytes for plan in plans), default=0)) > self._half:
+            raise RunError(f"shared memory: a bucket of {largest} bytes does not fit into {self._half}")
+
+    def buckets(self) -> Iterator[tuple[BucketPlan, Bytes, Callable[[int], None] | None]]:
+        for plan in self._plans:
+            at = plan.index % BUFFERS * self._half
+            ready = _Ready(self._peer, plan.index)
+            yield plan, self._bytes[at : at + plan.num_bytes], ready
+            ready(plan.num_bytes)
+            try:
+                self._peer.sendall(_LOADED.pack(plan.index))
+            except OSError as error:
+                raise _lost(error) from None
+
+    def close(self) -> None:
+        self._peer.close()
+
+
+class _Ready:
+    """How far one bucket is, as told by the sender."""
+
+    def __init__(self, peer: socket.socket, index: int) -> None:
+        self._peer, self._index, self._there = peer, index, 0
+
+    def __call__(self, end: int) -> None:
+        while self._there < end:
+            try:
+                index, self._there = _PROGRESS.unpack(_read(self._peer, _PROGRESS.size))
+            except (OSError, EOFError) as error:
+                raise _lost(error or "its socket has closed") from None
+            if index != self._index:
+                raise RunError(f"shared memory: bucket {index} came where bucket {self._index} was due")
+
+
+def _mapped(fd: int) -> Bytes:
+    try:
+        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(fd)
+
+
+def _lost(why: object) -> RunError:
+    return RunError(f"shared memory: the sender is gone ({why})")
