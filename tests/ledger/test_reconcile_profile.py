@@ -124,6 +124,13 @@ def test_nothing_found_is_negative(points):
         assert DEFAULT.but(**fit.fields)  # a share above 1 would be refused
 
 
+def test_one_measurement_is_all_share_and_says_that_its_error_is_not_known():
+    found = fit_pieces("train", "micro_batch_s", 1e10, [Work(1e9, 1, 0.5)])
+    assert found.fields == {"train": pytest.approx(0.2), "micro_batch_s": 0.0}
+    assert found.words == "one point, so no error is known"
+    assert fit_share("prefill", 1e10, [Work(1e9, 1, 0.5), Work(2e9, 1, 1.0)]).words == "error 0% over 2 points"
+
+
 def test_a_share_of_nothing_is_no_share():
     with pytest.raises(ValueError, match="nothing was measured"):
         fit_share("prefill", 1e10, [])

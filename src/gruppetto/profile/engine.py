@@ -27,19 +27,30 @@ TRIES = 3
 def measure_engine(
     path: Path, model: Model, *, dtype: str, context: int, deterministic: bool, stop_at: float
 ) -> tuple[list[Step], list[Work]]:
-    """(decode steps, prefill calls with their FLOP). Points that begin after `stop_at` (monotonic) are left out, the
-    first excepted."""
+    """(decode steps, prefill calls with their FLOP). Points that would end after `stop_at` (monotonic) are left out,
+    the first excepted."""
     settings = Settings(name="profile", slots=max(ROWS), context=context, admit_batch=1, deterministic=deterministic)
     core = load(settings, path, dtype=dtype, device="cpu", lockstep=False, version=0).core
     vocab, steps, calls = model.vocab, list[Step](), list[Work]()
     for tokens in [tokens for tokens in PROMPTS if tokens + STEPS + 2 <= context]:
         for rows in ROWS:
-            if steps and monotonic() > stop_at:
-                break
-            tries = [_point(core, model, rows, tokens, vocab) for _ in range(TRIES)]
+            left_s, soon_s = stop_at - monotonic(), _soon_s(model, rows, tokens, steps, calls)
+            if steps and soon_s > left_s:
+                continue
+            count = TRIES if soon_s * TRIES <= left_s else 1
+            tries = [_point(core, model, rows, tokens, vocab) for _ in range(count)]
             steps.append(min((step for step, _ in tries), key=lambda step: step.seconds))
             calls.append(min((call for _, call in tries), key=lambda call: call.seconds))
     return steps, calls
+
+
+def _soon_s(model: Model, rows: int, tokens: int, steps: list[Step], calls: list[Work]) -> float:
+    """About how long one try of a point will take, by the slowest step and the fastest prefill so far."""
+    if not steps:
+        return 0.0
+    rate = max(call.amount / call.seconds for call in calls)
+    decode_s = STEPS * max(step.seconds * max(1.0, rows / step.rows) for step in steps)
+    return rows * prefill_flops(model, tokens - 1) / rate + decode_s
 
 
 def _point(core: Core, model: Model, rows: int, tokens: int, vocab: int) -> tuple[Step, Work]:

@@ -42,10 +42,18 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fields of an `Efficiency`, and the relative error that they leave."""
+    """Fields of an `Efficiency`, the relative error that they leave, and over how many measurements."""
 
     fields: dict[str, float]
     error: float
+    points: int = 1
+
+    @property
+    def words(self) -> str:
+        """The error, as a reader takes it."""
+        if self.points < 2:
+            return "one point, so no error is known"
+        return f"error {self.error:.0%} over {self.points} points"
 
 
 def fit_decode(model: Model, gpu: GPU, dtype: str, steps: Sequence[Step]) -> Fit:
@@ -64,7 +72,7 @@ def _decode_fits(model: Model, gpu: GPU, dtype: str, steps: Sequence[Step]) -> I
             rest = [step.seconds - priced for step, priced in zip(steps, model_s, strict=True)]
             base, row = line([step.rows for step in steps], rest, [step.seconds for step in steps])
             errors = [(r - base - row * s.rows) / s.seconds for r, s in zip(rest, steps, strict=True)]
-            yield Fit({"step_s": base, "row_s": row, **shares}, _rms(errors))
+            yield Fit({"step_s": base, "row_s": row, **shares}, _rms(errors), len(steps))
 
 
 def _prices(model: Model, gpu: GPU, dtype: str, efficiency: Efficiency, steps: Sequence[Step]) -> list[float]:
@@ -77,7 +85,7 @@ def fit_share(name: str, peak: float, done: Sequence[Work]) -> Fit:
     if not done:
         raise ValueError(f"nothing was measured for {name}")
     share = _share(median(work.amount / peak / work.seconds for work in done))
-    return Fit({name: share}, _rms([work.amount / peak / share / work.seconds - 1 for work in done]))
+    return Fit({name: share}, _rms([work.amount / peak / share / work.seconds - 1 for work in done]), len(done))
 
 
 def fit_pieces(name: str, piece: str, peak: float, done: Sequence[Work]) -> Fit:
@@ -87,7 +95,7 @@ def fit_pieces(name: str, piece: str, peak: float, done: Sequence[Work]) -> Fit:
     each, inverse = _two([(work.pieces, work.amount / peak) for work in done], [work.seconds for work in done])
     share = _share(1 / inverse if inverse > 0 else 1.0)
     errors = [(w.amount / peak / share + each * w.pieces) / w.seconds - 1 for w in done]
-    return Fit({name: share, piece: each}, _rms(errors))
+    return Fit({name: share, piece: each}, _rms(errors), len(done))
 
 
 def line(xs: Sequence[float], ys: Sequence[float], scale: Sequence[float]) -> tuple[float, float]:
@@ -104,12 +112,12 @@ def _two(
     aa, bb, ab = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows), sum(a * b for a, b, _ in rows)
     ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
     spread = aa * bb - ab * ab
-    tried = [(max(0.0, ay / aa) if aa else 0.0, 0.0), (0.0, max(0.0, by / bb) if bb else 0.0)]
+    tried = [(0.0, max(0.0, by / bb) if bb else 0.0), (max(0.0, ay / aa) if aa else 0.0, 0.0)]
     if spread > 1e-9 * aa * bb:
         both = (ay * bb - by * ab) / spread, (by * aa - ay * ab) / spread
         if min(both) >= 0:
             return both
-    return min(tried, key=lambda pair: sum((pair[0] * r[0] + pair[1] * r[1] - r[2]) ** 2 for r in rows))
+    return min(tried, key=lambda pair: round(sum((pair[0] * a + pair[1] * b - y) ** 2 for a, b, y in rows), 12))
 
 
 def _share(value: float) -> float:

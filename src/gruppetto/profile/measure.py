@@ -89,7 +89,7 @@ def _measure(
         *_training(counted, peak, timings),
         _publishing(gpu, published),
     ]
-    words = _notes(gpu, counted, dtype, deterministic, fits, steps=len(steps))
+    words = _notes(gpu, counted, dtype, deterministic, fits)
     return Profile(gpu, _set(gpu, fits, disk, deterministic, dtype, today), words)
 
 
@@ -123,7 +123,9 @@ def _publishing(gpu: GPU, published: list[tuple[float, float]]) -> Fit:
     each, slope = line([size for size, _ in published], rest, [seconds for _, seconds in published])
     rate = 1 / slope if slope > 0 else 1e15
     errors = [(each + size / rate - r) / s for (size, s), r in zip(published, rest, strict=True)]
-    return Fit({"sync_s": each, "gather": rate, "gather_experts": rate}, max(abs(error) for error in errors))
+    return Fit(
+        {"sync_s": each, "gather": rate, "gather_experts": rate}, max(abs(error) for error in errors), len(published)
+    )
 
 
 def _set(gpu: GPU, fits: list[Fit], disk: dict[str, float], deterministic: bool, dtype: str, today: str) -> Efficiency:
@@ -136,7 +138,7 @@ def _set(gpu: GPU, fits: list[Fit], disk: dict[str, float], deterministic: bool,
     return replace(Efficiency(), name="measured", origin=origin, own=frozenset(figures), **figures)  # type: ignore[arg-type]
 
 
-def _notes(gpu: GPU, model: Model, dtype: str, deterministic: bool, fits: list[Fit], *, steps: int) -> list[str]:
+def _notes(gpu: GPU, model: Model, dtype: str, deterministic: bool, fits: list[Fit]) -> list[str]:
     decode, prefill, train, forward, _, publish = fits
     modes = f"{dtype}{', deterministic' if deterministic else ''}"
     return [
@@ -145,12 +147,11 @@ def _notes(gpu: GPU, model: Model, dtype: str, deterministic: bool, fits: list[F
         f"{show_size(gpu.bandwidth)}/s; shared memory {show_size(gpu.host_link)}/s",
         f"embedded engine and trainer on a model of {model.params:,} parameters, {modes}",
         f"decode step {show_seconds(decode.fields['step_s'])} + {show_seconds(decode.fields['row_s'])} a row, weights "
-        f"and KV at {show_share(decode.fields['decode_bandwidth'])} of the bandwidth; error {decode.error:.0%} over "
-        f"{steps} points",
-        f"prefill at {show_share(prefill.fields['prefill'])} of the peak, error {prefill.error:.0%}",
+        f"and KV at {show_share(decode.fields['decode_bandwidth'])} of the bandwidth; {decode.words}",
+        f"prefill at {show_share(prefill.fields['prefill'])} of the peak; {prefill.words}",
         f"training at {show_share(train.fields['train'])} of the peak + "
-        f"{show_seconds(train.fields['micro_batch_s'])} a micro-batch, error {train.error:.0%}; forward alone "
-        f"{show_share(forward.fields['forward'])}, error {forward.error:.0%}",
-        f"publish {show_seconds(publish.fields['sync_s'])} + bytes at {show_size(publish.fields['gather'])}/s, error "
-        f"{publish.error:.0%} over two sizes",
+        f"{show_seconds(train.fields['micro_batch_s'])} a micro-batch; {train.words}; forward alone "
+        f"{show_share(forward.fields['forward'])}, {forward.words}",
+        f"publish {show_seconds(publish.fields['sync_s'])} + bytes at {show_size(publish.fields['gather'])}/s; "
+        f"{publish.words}",
     ]

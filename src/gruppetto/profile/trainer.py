@@ -37,7 +37,8 @@ class TrainerTimings:
 
 
 async def measure_trainer(path: Path, model: Model, *, dtype: str, context: int, stop_at: float) -> TrainerTimings:
-    """Times all batches that fit `context`; after `stop_at` (monotonic) only the first."""
+    """Times all batches that fit `context`; those that would end after `stop_at` (monotonic) are left
+    out, the first excepted."""
     trainer = _trainer(path, dtype)
     try:
         await trainer.start()
@@ -45,7 +46,7 @@ async def measure_trainer(path: Path, model: Model, *, dtype: str, context: int,
         await _one(trainer, model, BATCHES[0], 1.0)  # warms up
         await trainer.optim_step()
         for batch in BATCHES:
-            if sum(batch[1:]) > context or (train and monotonic() > stop_at):
+            if sum(batch[1:]) > context or (train and _soon_s(model, batch, train) > stop_at - monotonic()):
                 continue
             forward.append(await _one(trainer, model, batch, 0.0))
             passes = list[Work]()
@@ -58,6 +59,12 @@ async def measure_trainer(path: Path, model: Model, *, dtype: str, context: int,
         return TrainerTimings(train, forward, min(updates), await _publish(trainer, path, dtype))
     finally:
         await trainer.close()
+
+
+def _soon_s(model: Model, batch: tuple[int, int, int], train: list[Work]) -> float:
+    """About how long all tries of a batch will take, by the fastest so far."""
+    rate = max(work.amount / work.seconds for work in train)
+    return (TRIES + 0.5) * batch[0] * model.train_flops(sum(batch[1:]) - 1) / rate
 
 
 async def measure_publish(path: Path, *, dtype: str) -> float:
