@@ -14,10 +14,23 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from gruppetto import __version__
-from gruppetto.cli import check_data, config, demo, doctor, explain, plan, replay, reproduce, serve, simulate, train
+from gruppetto.cli import (
+    check_data,
+    config,
+    demo,
+    doctor,
+    explain,
+    plan,
+    replay,
+    reproduce,
+    route,
+    serve,
+    simulate,
+    train,
+)
 from gruppetto.errors import GruppettoError
 
-_COMMANDS = (demo, train, plan, serve, simulate, reproduce, replay, explain, doctor, check_data, config)
+_COMMANDS = (demo, train, plan, serve, route, simulate, reproduce, replay, explain, doctor, check_data, config)
 INTERRUPTED = 130
 
 

@@ -1,0 +1,174 @@
+"""One engine as the router sees it: what runs there, what it may hold, how fast it is.
+
+Its figures are sums that every change keeps up; a request of an earlier life of the engine (`epoch`) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp, log
+
+from gruppetto.engines.router.concurrency import Cap, Reading
+from gruppetto.engines.router.prices import Prices
+from gruppetto.engines.router.rules import Rules
+from gruppetto.engines.router.sessions import Session
+from gruppetto.engines.router.tickets import Place, Ticket
+from gruppetto.engines.router.waiting import Waiting
+
+_PACE = 0.2
+"""Weight of a new observation of an engine's slowness."""
+
+
+_EQUAL = 1.5
+"""Paces that differ by less are taken to be the same."""
+
+
+class Seat:
+    """An engine. `up`: it may be given requests; `draining`: it finishes what it has."""
+
+    def __init__(self, name: str, rules: Rules, epoch: int) -> None:
+        self.name, self.epoch = name, epoch
+        self._rules = rules
+        self.up, self.draining, self.rest_until = True, False, 0.0
+        self.live: dict[int, Ticket] = {}
+        self.rows = 0
+        self.expected = 0.0
+        """Tokens that all that runs here still makes."""
+        self.kv_live = 0.0
+        self.kv_held = 0
+        self.kv_capacity = 0
+        self.cap = Cap(rules.cap)
+        self.own = Waiting(rules.patience_s)
+        """Those that wait for this engine, since their prefix is here."""
+        self._idle: deque[tuple[float, int, Session]] = deque()
+        self._log_pace = 0.0
+        self._paced_at = 0.0
+        self.stamp = 0
+        """Grows with every change that the order of engines depends on."""
+        self.slow = False
+
+    # -- what may come ------------------------------------------------------------------------------------------------
+
+    def open(self, now: float) -> bool:
+        """Whether new requests may come at all."""
+        return self.up and not self.draining and now >= self.rest_until
+
+    def room(self, now: float) -> int:
+        """Requests that may come now."""
+        return self.cap.room(self.rows, now) if self.open(now) else 0
+
+    def fits(self, ticket: Ticket, *, own: bool) -> bool:
+        """Whether its KV has room beside what runs and, where it brings none here, what is held. An idle engine takes
+        anything: it is the engine's to refuse what can never fit."""
+        if not self.kv_capacity or not self.live:
+            return True
+        if own:
+            return self.kv_live + ticket.kv <= self.kv_capacity
+        return self.kv_live + self.kv_held + ticket.kv <= self._rules.hold * self.kv_capacity
+
+    def score(self, mean: float, fastest: float) -> float:
+        """How much of this engine is taken: of what it may decode, and of its KV."""
+        use = self.slowness(fastest) * self.expected / (mean * max(1, self.cap.value))
+        if self.kv_capacity:
+            use += (self.kv_live + self.kv_held) / self.kv_capacity
+        return use + (1e6 if self.slow else 0.0)
+
+    def finish_s(self, ticket: Ticket, prices: Prices, now: float, *, cached: int, fastest: float) -> float:
+        """Seconds from now until it would be done here: waiting, prefill, decoding beside those that run."""
+        tokens, slowness = ticket.expected, self.slowness(fastest)
+        beside = min(float(self.rows), self.expected / max(1.0, tokens))
+        uncached = ticket.ask.context - cached
+        took = prices.prefill_s * uncached * self._rules.margin + tokens * prices.step_s(beside + 1)
+        return slowness * took + self.wait_s(prices, now, fastest)
+
+    def wait_s(self, prices: Prices, now: float, fastest: float) -> float:
+        """Seconds until one that comes now is let in: those in front, and one that runs, end at the usual rate."""
+        if self.room(now) > len(self.own):
+            return 0.0
+        rows = max(1, self.rows)
+        ends_s = self.expected / rows * prices.step_s(rows) * self.slowness(fastest)
+        return ends_s * (len(self.own) + 1) / rows
+
+    # -- what comes and goes ------------------------------------------------------------------------------------------
+
+    def take(self, ticket: Ticket, now: float, cached: int) -> None:
+        """It runs here from now on."""
+        ticket.place, ticket.seat, ticket.epoch = Place.PLACED, self, self.epoch
+        ticket.placed_at, ticket.cached = now, cached
+        self.live[ticket.number] = ticket
+        self.rows += ticket.ask.rows
+        ticket.rows_then = self.rows
+        self.expected += ticket.expected
+        self.kv_live += ticket.kv
+        self.cap.sent(now)
+        self.stamp += 1
+
+    def give_up(self, ticket: Ticket) -> bool:
+        """It runs here no longer. False where it was not of this life of the engine."""
+        if ticket.epoch != self.epoch or self.live.pop(ticket.number, None) is None:
+            return False
+        self.rows -= ticket.ask.rows
+        self.expected = max(0.0, self.expected - ticket.expected)
+        self.kv_live = max(0.0, self.kv_live - ticket.kv)
+        if not self.live:
+            self.expected = self.kv_live = 0.0  # what rounding has left
+        self.stamp += 1
+        return True
+
+    def believe(self, ticket: Ticket, made: float, expected: float) -> None:
+        """It has made so many tokens and is now thought to make so many more."""
+        before = ticket.kv
+        self.expected = max(0.0, self.expected + expected - ticket.expected)
+        ticket.made, ticket.expected = made, expected
+        self.kv_live = max(0.0, self.kv_live + ticket.kv - before)
+
+    def hold(self, session: Session, now: float) -> None:
+        """Keeps room for a session that has no request now."""
+        self.drop_held(session)
+        session.held = session.context
+        self.kv_held += session.held
+        session.stamp += 1
+        self._idle.append((now, session.stamp, session))
+
+    def drop_held(self, session: Session) -> None:
+        """Its room is not kept any more."""
+        self.kv_held -= session.held
+        session.held = 0
+
+    def expire(self, before: float) -> None:
+        """Forgets the room of sessions that have been idle since `before`."""
+        while self._idle and self._idle[0][0] < before:
+            _, stamp, session = self._idle.popleft()
+            if session.stamp == stamp and session.seat is self and session.epoch == self.epoch:
+                self.drop_held(session)
+                self.stamp += 1
+
+    # -- how fast it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def pace(self) -> float:
+        """Times the time that the prices say; to be compared with other engines'."""
+        return exp(self._log_pace)
+
+    def slowness(self, fastest: float) -> float:
+        """Times the pace of the fastest engine; small differences are noise and count as none."""
+        times = self.pace / fastest
+        return times if times > _EQUAL else 1.0
+
+    def paced(self, ratio: float, now: float) -> None:
+        """An observation: something took `ratio` times as long as the prices say."""
+        self._log_pace += _PACE * (log(max(1e-3, min(1e3, ratio))) - self._log_pace)
+        self._paced_at = now
+
+    def fade(self, now: float, since: float) -> None:
+        """Where nothing new was measured the judgement fades, so that a slow engine gets another chance."""
+        if self.slow and not self.live and now - self._paced_at > since:
+            self._log_pace *= 0.5
+            self._paced_at = now
+
+    def read(self, reading: Reading) -> int:
+        """Takes in what the engine says; returns how many of the youngest should be given back."""
+        if reading.kv_capacity:
+            self.kv_capacity = reading.kv_capacity
+        self.stamp += 1
+        return self.cap.read(reading, self.rows)
