@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
+    from gruppetto.ledger.plan.ask import Ask
     from gruppetto.ledger.plan.placements import Placed
     from gruppetto.ledger.plan.plan import Plan
 
@@ -19,6 +20,9 @@ EXAMPLE = (
     "Example: gruppetto plan Qwen3-8B --gpus 64 --gpu h100 --prompts 512 --group-size 16 --mean-tokens 8k "
     "--max-tokens 32k"
 )
+
+LONG = 1000
+"""Rollouts or turns of one GPU from which a plan takes longer than a second or two."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _machines(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs in all (8)")
+    group.add_argument("--gpus", default=8, metavar="N", help="GPUs in all (8)")
     group.add_argument("--gpu", default="H100", metavar="NAME", help="kind of GPU, or a TOML file of one (H100)")
     group.add_argument("--split", metavar="R:T", help="GPUs for rollouts and for training where they are apart (best)")
     group.add_argument("--serve", metavar="LAYOUT", help='layout of one engine, as in "tp8 ep4" (best)')
@@ -66,35 +70,31 @@ def _work(group: argparse._ArgumentGroup) -> None:
         metavar="KIND",
         help="chat, reasoning, agent, a family (A to E, R), a published workload, or a file of recorded rollouts",
     )
-    group.add_argument("--prompts", type=int, default=128, metavar="N", help="prompts of a step (128)")
-    group.add_argument("--group-size", type=int, default=8, metavar="N", help="rollouts of a prompt (8)")
+    group.add_argument("--prompts", default=128, metavar="N", help="prompts of a step (128)")
+    group.add_argument("--group-size", default=8, metavar="N", help="rollouts of a prompt (8)")
     group.add_argument("--mean-tokens", metavar="N", help="mean tokens of a response, as in 8k")
     group.add_argument("--max-tokens", metavar="N", help="longest response")
     group.add_argument("--prompt-tokens", metavar="N", help="tokens of a prompt")
-    group.add_argument("--cv", type=float, metavar="X", help="standard deviation of lengths over their mean")
-    group.add_argument("--icc", type=float, metavar="X", help="how alike siblings' lengths are, 0 to 1")
-    group.add_argument(
-        "--runaways", type=float, default=0.0, metavar="X", help="share of rollouts that reach the cap (0)"
-    )
-    group.add_argument("--turns", type=float, metavar="N", help="model calls of a rollout")
+    group.add_argument("--cv", metavar="X", help="standard deviation of lengths over their mean")
+    group.add_argument("--icc", metavar="X", help="how alike siblings' lengths are, 0 to 1")
+    group.add_argument("--runaways", default=0.0, metavar="X", help="share of rollouts that reach the cap (0)")
+    group.add_argument("--turns", metavar="N", help="model calls of a rollout")
     group.add_argument("--tool-seconds", metavar="T", help="mean seconds of a tool call")
-    group.add_argument("--tool-sigma", type=float, metavar="X", help="spread of its logarithm")
+    group.add_argument("--tool-sigma", metavar="X", help="spread of its logarithm")
     group.add_argument("--observation-tokens", metavar="N", help="tokens that a call answers with")
 
 
 def _choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--compare", metavar="A,B", help="colocated, disaggregated, async, elastic (the first three)")
-    group.add_argument(
-        "--max-staleness", type=int, default=1, metavar="K", help="versions a token may be old in async (1)"
-    )
-    group.add_argument("--depth", type=float, metavar="X", help="batches outstanding in async (1.25)")
+    group.add_argument("--max-staleness", default=1, metavar="K", help="versions a token may be old in async (1)")
+    group.add_argument("--depth", metavar="X", help="batches outstanding in async (1.25)")
     group.add_argument("--reference", action="store_true", help="a reference model's logprobs (KL)")
     group.add_argument("--critic", action="store_true", help="a value model of the same size (PPO)")
     group.add_argument("--no-old-logprobs", action="store_true", help="no forward pass before the update")
     group.add_argument("--judge", metavar="MODEL", help="a model that scores")
     group.add_argument("--serve-dtype", default="bf16", metavar="T", help="weights of the engines: bf16, fp8, … (bf16)")
     group.add_argument("--kv-dtype", default="bf16", metavar="T", help="KV of the engines: bf16, fp8 (bf16)")
-    group.add_argument("--slots", type=int, default=256, metavar="N", help="rows of an engine (256)")
+    group.add_argument("--slots", default=256, metavar="N", help="rows of an engine (256)")
     group.add_argument("--micro-tokens", default="32k", metavar="N", help="packed tokens of a micro-batch (32k)")
     group.add_argument(
         "--sleep",
@@ -105,17 +105,17 @@ def _choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sync", default="broadcast", choices=("reshard", "broadcast", "gather"), help="how weights travel (broadcast)"
     )
-    group.add_argument("--density", type=float, default=0.02, metavar="X", help="weights that a step changes (.02)")
+    group.add_argument("--density", default=0.02, metavar="X", help="weights that a step changes (.02)")
 
 
 def _environment(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sandbox-seconds", metavar="T", help="CPU seconds of an execution (as a tool call)")
-    group.add_argument("--sandbox-cores", type=float, default=1.0, metavar="N", help="cores of a sandbox (1)")
+    group.add_argument("--sandbox-cores", default=1.0, metavar="N", help="cores of a sandbox (1)")
     group.add_argument("--sandbox-start", metavar="T", help="seconds to start one")
-    group.add_argument("--sandboxes", type=int, default=0, metavar="N", help="sandboxes there are (as many as wanted)")
+    group.add_argument("--sandboxes", default=0, metavar="N", help="sandboxes there are (as many as wanted)")
     group.add_argument("--wall", metavar="T", help="in which all executions are to be done, as in 30m (the rollouts)")
     group.add_argument("--image-size", metavar="B", help="bytes of an image")
-    group.add_argument("--images", type=int, default=0, metavar="N", help="different images of a step")
+    group.add_argument("--images", default=0, metavar="N", help="different images of a step")
 
 
 def _output(group: argparse._ArgumentGroup) -> None:
@@ -144,6 +144,9 @@ def _output(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from gruppetto.cli.plan_numbers import check_together, read_numbers
+
+    read_numbers(args)
     if args.against:
         return _against(args)
     if args.model is None:
@@ -152,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
     from gruppetto.ledger.plan.advice import read_sweep, sweep, usual_sweeps
     from gruppetto.ledger.plan.plan import plan
 
+    check_together(args)
     given = workload_of(args)
     if args.only:
         from gruppetto.cli.plan_only import show_only
@@ -161,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
             write_json(args.json, data)
         return 0
     ask = ask_of(args, given)
+    _say_if_long(ask, args)
     sweeps = [sweep(ask, *read_sweep(text)) for text in args.sweep]
     if args.html and not sweeps:
         sweeps = list(usual_sweeps(ask))
@@ -185,6 +190,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _say_if_long(ask: Ask, args: argparse.Namespace) -> None:
+    """A plan takes half a second; what takes longer says so on standard error."""
+    calls = ask.tools.expected_calls(ask.lengths.mean) + 1 if ask.tools else 1.0
+    each = ask.rollouts.count * calls / ask.gpus
+    if args.sweep:
+        print(f"--sweep {' '.join(args.sweep)}: a whole plan at each point …", flush=True, file=sys.stderr)
+    elif args.html:
+        print("--html: plans over spreads, GPUs and models for its charts …", flush=True, file=sys.stderr)
+    elif each > LONG:
+        print(f"{each:,.0f} rollouts and turns for each GPU: this takes a while …", flush=True, file=sys.stderr)
+
+
 def _against(args: argparse.Namespace) -> int:
     """Forecast beside measured, in the place of a plan."""
     from gruppetto.cli.plan_against import against
@@ -201,8 +218,9 @@ def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
 
     placed = _chosen(found, args)
     if placed.name == "elastic":
-        known = ", ".join(key for key in found.placed if key != "elastic") or "one more in --compare"
-        raise UserError(f"--write of elastic: no run can lend GPUs yet; write --placement and one of {known}")
+        known = ", ".join(key for key in found.placed if key != "elastic")
+        instead = f"--placement and one of {known}" if known else "--compare async,elastic and --placement async"
+        raise UserError(f"--write of elastic: no run can lend GPUs yet; write {instead}")
     folder = Path(args.model)
     model = str(folder if folder.is_dir() else folder.parent) if folder.exists() else ""
     text = run_toml(found, placed, workload=workload, model_path=model, command=_command())
@@ -235,8 +253,9 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file. Raises `UserError` where that cannot be."""
     try:
         path.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; write another file") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{str(path)[:200]} cannot be written: {why}; write another file") from None
 
 
 def _command() -> str:

@@ -44,6 +44,8 @@ class Given:
 def ask_of(args: argparse.Namespace, given: Given) -> Ask:
     """The whole ask of a command line with its workload."""
     judge = Judge(model=model_of(args.judge)) if args.judge else None
+    placements = _placements(args.compare, args.max_staleness)
+    _refuse_unread(args, placements)
     return Ask(
         model=model_of(args.model),
         gpu=gpu_of(args.gpu),
@@ -70,7 +72,7 @@ def ask_of(args: argparse.Namespace, given: Given) -> Ask:
         sleep=args.sleep,
         sync_how=args.sync,
         density=args.density,
-        placements=_placements(args.compare, args.max_staleness),
+        placements=placements,
         efficiency=efficiency_asked(args.efficiency, args.gpu),
     )
 
@@ -90,14 +92,21 @@ def workload_of(args: argparse.Namespace) -> Given:
         return _drawn(family(name).workload, name, args)
     if name in PUBLISHED:
         return _drawn(PUBLISHED[name].workload, name, args)
-    if Path(name).exists():
+    if name and _exists(name):
         return _recorded(name, args)
     known = [*KINDS, *FAMILIES, *PUBLISHED]
     near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
     raise UserError(
-        f"--workload {name}: no kind ({', '.join(KINDS)}), no named workload ({', '.join([*FAMILIES, *PUBLISHED])}) "
-        f"and no file; write --workload {near} or the path of recorded rollouts"
+        f"--workload {name[:80]!r}: no kind ({', '.join(KINDS)}), no named workload "
+        f"({', '.join([*FAMILIES, *PUBLISHED])}) and no file; write --workload {near} or the path of recorded rollouts"
     )
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        return False
 
 
 def _by_numbers(args: argparse.Namespace, name: str) -> Given:
@@ -112,8 +121,8 @@ def _by_numbers(args: argparse.Namespace, name: str) -> Given:
     lengths = LognormalLengths.from_mean_cv(float(mean), cv, cap, icc, q0=args.runaways)
     prompt = kind.prompt_tokens if args.prompt_tokens is None else tokens(args.prompt_tokens, "--prompt-tokens")
     turns = kind.turns if args.turns is None else args.turns
-    if turns < 1:
-        raise UserError(f"--turns {turns:g}: a rollout has one turn at least; write --turns 1 or more")
+    if turns == 1:
+        _refuse_tools(args, name)
     tools = _tools(args, kind, mean, turns)
     return Given(lengths=lengths, tools=tools, prompt_tokens=prompt, turns=turns if tools else 0.0)
 
@@ -121,10 +130,25 @@ def _by_numbers(args: argparse.Namespace, name: str) -> Given:
 def _tools(args: argparse.Namespace, kind: Any, mean: int, turns: float) -> Tools | None:
     if turns == 1:
         return None
+    if turns > mean:
+        raise UserError(
+            f"--turns {turns:g} with a mean of {mean:,} tokens: less than a token a turn; write --turns {mean} or less "
+            "or a larger --mean-tokens"
+        )
     wait = kind.tool_s if args.tool_seconds is None else seconds(args.tool_seconds, "--tool-seconds")
     sigma = kind.tool_sigma if args.tool_sigma is None else args.tool_sigma
     seen = kind.observation_tokens if args.observation_tokens is None else tokens(args.observation_tokens)
     return Tools.from_mean(wait, sigma=sigma, turn_tokens=max(1, round(mean / turns)), observation_tokens=seen)
+
+
+def _refuse_tools(args: argparse.Namespace, name: str) -> None:
+    """One turn calls no tool."""
+    for option in ("tool_seconds", "tool_sigma", "observation_tokens"):
+        if getattr(args, option) is not None:
+            raise UserError(
+                f"--{option.replace('_', '-')} with --workload {name} and one turn, which calls no tool; write "
+                "--turns 20 with it, or --workload agent"
+            )
 
 
 def _drawn(workload: Workload, name: str, args: argparse.Namespace) -> Given:
@@ -169,8 +193,11 @@ def _recorded(path: str, args: argparse.Namespace) -> Given:
 
 def _refuse_sizes(args: argparse.Namespace, name: str) -> None:
     """A named or recorded workload has sizes of its own."""
-    for option in ("mean_tokens", "max_tokens", "cv", "icc", "turns", "tool_seconds", "prompt_tokens"):
-        if getattr(args, option) is not None:
+    for option in (
+        "mean_tokens", "max_tokens", "cv", "icc", "turns", "tool_seconds", "prompt_tokens", "tool_sigma",
+        "observation_tokens", "runaways",
+    ):  # fmt: skip
+        if getattr(args, option) not in (None, 0.0):
             raise UserError(
                 f"--{option.replace('_', '-')} with --workload {name}, which has lengths of its own; leave one out, or "
                 "write --workload reasoning"
@@ -178,8 +205,17 @@ def _refuse_sizes(args: argparse.Namespace, name: str) -> None:
 
 
 def _sandboxes(args: argparse.Namespace, given: Given) -> Sandboxes | None:
-    if not (args.sandbox_seconds or args.sandboxes or args.wall or args.image_size or given.tools):
+    if not (
+        args.sandbox_seconds or args.sandboxes or args.wall or args.sandbox_start or args.image_size or given.tools
+    ):
         return None
+    if not (args.sandbox_seconds or given.tools):
+        for option in ("wall", "sandboxes", "sandbox_start"):
+            if getattr(args, option):
+                raise UserError(
+                    f"--{option.replace('_', '-')}: nothing is executed; write --sandbox-seconds 10 with it "
+                    "or --workload agent"
+                )
     return Sandboxes(
         per_rollout=given.turns,
         exec_s=seconds(args.sandbox_seconds, "--sandbox-seconds") if args.sandbox_seconds else 0.0,
@@ -194,7 +230,7 @@ def _sandboxes(args: argparse.Namespace, given: Given) -> Sandboxes | None:
 
 # -- layouts and choices -----------------------------------------------------------------------------------------------
 
-_PART = re.compile(r"(tp|pp|ep|cp|dp)(\d+)", re.IGNORECASE)
+_PART = re.compile(r"(tp|pp|ep|cp|dp)([0-9]{1,9})", re.IGNORECASE)
 
 
 def _parts(text: str, allowed: str, option: str) -> dict[str, int]:
@@ -205,7 +241,10 @@ def _parts(text: str, allowed: str, option: str) -> dict[str, int]:
         if match is None or match[1].lower() not in allowed.split() or int(match[2]) < 1:
             such = " ".join(f"{name}2" for name in allowed.split()[:2])
             raise UserError(f'--{option} "{text}": {word!r} is no part of a layout; write parts such as "{such}"')
-        found[match[1].lower()] = int(match[2])
+        part = match[1].lower()
+        if part in found:
+            raise UserError(f'--{option} "{text}": {part} stands there twice; write it once')
+        found[part] = int(match[2])
     return found
 
 
@@ -219,17 +258,36 @@ def train_layout(text: str | None) -> TrainLayout | None:
     if not text:
         return None
     parts = _parts(text, "tp pp ep cp dp", "train")
-    cut = math.prod(size for name, size in parts.items() if name != "dp")
+    if "dp" in parts:
+        raise UserError(
+            f'--train "{text}": dp follows from the GPUs there are for training; leave dp{parts["dp"]} out, and write '
+            "--gpus or --split"
+        )
+    cut = math.prod(parts.values())
     return replace(TrainLayout(shard="full" if cut == 1 else "optimizer"), **parts)  # type: ignore[arg-type]
 
 
 def _split(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text.strip())
     if match is None:
         raise UserError(f"--split {text}: not two numbers of GPUs; write rollout:trainer, as in --split 48:16")
     return int(match[1]), int(match[2])
+
+
+def _refuse_unread(args: argparse.Namespace, placements: Sequence[str]) -> None:
+    """What says something about two sides, or about overlap, where no placement has it."""
+    if args.split and args.only is None and set(placements) == {"colocated"}:
+        raise UserError(
+            f"--split {args.split} with --compare colocated, which has no sides; leave it out, or write "
+            "--compare disaggregated"
+        )
+    if args.depth is not None and not {"async", "elastic"} & set(placements):
+        raise UserError(
+            f"--depth {args.depth:g} is of async, which is not among {', '.join(placements)}; leave it out, or write "
+            "--compare async"
+        )
 
 
 def _placements(text: str | None, max_staleness: int) -> tuple[str, ...]:

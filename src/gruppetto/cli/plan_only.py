@@ -13,7 +13,9 @@ from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.memory import TrainWork, train_memory
+from gruppetto.ledger.layouts.rules import serve_objection, train_objection
 from gruppetto.ledger.layouts.serving import serve_memory
+from gruppetto.ledger.layouts.shares import shares_of
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placements
@@ -78,6 +80,11 @@ def _layouts(ask: Ask) -> tuple[TrainLayout, ServeLayout, list[str]]:
     else:
         cut = ask.train.tp * ask.train.pp * ask.train.cp
         train = replace(ask.train, dp=max(1, trainers // cut))
+    shares = shares_of(ask.model)
+    wrong = train_objection(shares, train, train.gpus, ask.gpu.gpus_per_node) if ask.train else None
+    wrong = wrong or (serve_objection(shares, serve, serve.gpus, ask.gpu.gpus_per_node) if ask.serve else None)
+    if wrong is not None:
+        said.append(f"{wrong[1]}: no run has it")
     work = TrainWork(tokens_per_micro_batch=ask.micro_tokens, longest=ask.context, sequences=ask.rollouts.count)
     held = train_memory(ask.model, train, work, ask.gpu.memory)
     if not held.fits:

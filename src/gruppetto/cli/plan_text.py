@@ -44,6 +44,7 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
         yield ""
         yield _sweep(sweep)
         yield from (f"  {flip.says}" for flip in flips(sweep))
+        yield from (f"  {sweep.axis} = {at} is left out: {reason}" for at, reason in sweep.left_out)
     yield ""
     yield from _moved(plan)
     yield from _sandboxes(plan)

@@ -23,7 +23,7 @@ def tokens(text: str | int | float, name: str = "tokens") -> int:
     powers = {"": 1, "k": 1 << 10, "m": 1 << 20}
     if suffix.lower() not in powers:
         raise UserError(f"{name} = {text!r}: no unit {suffix!r} for tokens; write a count such as 8192, 8k or 1m")
-    return round(value * powers[suffix.lower()])
+    return round(_finite(value * powers[suffix.lower()], text, name, "a count such as 8192, 8k or 1m"))
 
 
 def size(text: str | int | float, name: str = "bytes") -> float:
@@ -33,9 +33,9 @@ def size(text: str | int | float, name: str = "bytes") -> float:
     if suffix in ("", "B", "b"):
         return value
     if scale in _BINARY:
-        return value * _BINARY[scale]
+        return _finite(value * _BINARY[scale], text, name, "a size such as 80GB or 1.5TiB")
     if scale in _DECIMAL:
-        return value * _DECIMAL[scale]
+        return _finite(value * _DECIMAL[scale], text, name, "a size such as 80GB or 1.5TiB")
     raise UserError(f"{name} = {text!r}: no unit {suffix!r} for bytes; write a size such as 80GB or 1.5TiB")
 
 
@@ -45,7 +45,13 @@ def seconds(text: str | int | float, name: str = "seconds") -> float:
     scale = _TIME.get(suffix.lower() or "s")
     if scale is None:
         raise UserError(f"{name} = {text!r}: no unit {suffix!r} for time; write seconds such as 30, 90s, 5m or 1.5h")
-    return value * scale
+    return _finite(value * scale, text, name, "seconds such as 30, 90s, 5m or 1.5h")
+
+
+def _finite(value: float, text: str | int | float, name: str, such: str) -> float:
+    if not math.isfinite(value):
+        raise UserError(f"{name} = {text!r}: too large for a number; write {such}")
+    return value
 
 
 def _split(text: str | int | float, name: str, such: str) -> tuple[float, str]:

@@ -181,7 +181,7 @@ def _overlapping(
     if not schedule.colocated:
         least = max(least, train.value)
     crowd_s = k * _slowed_s(engines, line)
-    shares = [_van_der_corput(i + 1) for i in range(_BATCHES)]
+    shares = [_van_der_corput(i + 1) for i in range(max(_BATCHES, 4 * k))]
     pause_s = 0.0 if schedule.colocated else k * trainer.publish_s
     spans = [found + late_s + crowd_s + again * k + trainer.score_s + pause_s for found in tail.quantiles(shares)]
     phase_s = _recursion(spans, k, least, trainer.publish_s + trainer.step_s if not schedule.colocated else 0.0)

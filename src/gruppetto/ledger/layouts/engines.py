@@ -128,7 +128,7 @@ def serve_layouts(
         raise UserError(f"gpus = {gpus}: an engine needs at least one; write gpus = 1 or more")
     engine = Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp)
     found = engine.search(gpus)
-    return found if found.candidates else replace(found, nearest=engine.nearest(gpus, found))
+    return found if found.candidates else replace(found, nearest=partial(engine.nearest, gpus, found))
 
 
 def serve_layout(

@@ -53,13 +53,14 @@ class Search(Generic[Layout]):
 
     candidates: tuple[Candidate[Layout], ...]
     rejected: tuple[Rejection[Layout], ...]
-    nearest: str = ""
+    nearest: str | Callable[[], str] = ""
+    """A sentence, or what makes it: a search for it takes longer than the one that failed."""
 
     @property
     def best(self) -> Candidate[Layout]:
         """The candidate that goes first. Raises `UserError` where nothing fits."""
         if not self.candidates:
-            raise UserError(self.nearest)
+            raise UserError(self.nearest if isinstance(self.nearest, str) else self.nearest())
         return self.candidates[0]
 
     def grouped(self) -> tuple[tuple[str, int, str], ...]:

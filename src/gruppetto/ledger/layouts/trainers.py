@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
@@ -125,7 +126,7 @@ def train_layouts(
         raise UserError(f"gpus = {gpus}: a trainer needs at least one; write gpus = 1 or more")
     trainer = Trainer.of(model, gpu, work, links, over, reserved)
     found = trainer.search(gpus, offload)
-    return found if found.candidates else replace(found, nearest=trainer.nearest(gpus, offload, found))
+    return found if found.candidates else replace(found, nearest=partial(trainer.nearest, gpus, offload, found))
 
 
 def train_layout(

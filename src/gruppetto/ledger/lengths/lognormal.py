@@ -106,9 +106,10 @@ class LognormalLengths(Lengths):
         found = cls.from_mean(mean, sigma, icc, cap, **runaways)
         if found.mu > math.log(cap) and sigma > 0:
             body = cls.from_median(cap, sigma, icc, cap, **runaways)._mean
+            less = f"a mean of at most {math.floor(body):,}, " if body >= 1 else ""
             raise UserError(
                 f"mean = {mean:,.0f} under cap = {cap:,} with cv = {cv:g} cuts more than half of all responses; write "
-                f"a mean of at most {math.floor(body):,}, a cap of {math.ceil(cap * mean / body):,}, or a smaller cv"
+                f"{less}a cap of {math.ceil(cap * mean / body):,}, or a smaller cv"
             )
         return found
 

@@ -21,6 +21,10 @@ from gruppetto.ledger.units import show_seconds, show_share, tokens
 SIMPLER = ("colocated", "disaggregated", "async", "elastic")
 EQUAL = 0.03
 """Steps that differ by less count as equal, and the simpler placement is taken: no forecast is better than that."""
+MOST_POINTS = 32
+MOST_VALUE = 100_000_000
+MOST_CV = 20
+"""Of a sweep: points, and where an axis ends."""
 CVS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 SIZES = (
     "Qwen3-0.6B",
@@ -59,6 +63,8 @@ class Sweep:
 
     axis: str
     points: tuple[Point, ...]
+    left_out: tuple[tuple[float | str, str], ...] = ()
+    """Points where nothing can be placed, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,30 +128,34 @@ def sweep(ask: Ask, axis: str, values: Sequence[float | str]) -> Sweep:
     change = _AXES.get(axis)
     if change is None:
         raise UserError(f"sweep over {axis!r}: no such axis; write one of {', '.join(_AXES)}, as in cv=0.25..3")
-    points = []
+    points, left_out = [], []
     for value in values:
         try:
             points.append(Point(value, place_all(change(ask, value))))
-        except UserError:
-            continue
+        except UserError as error:
+            left_out.append((value, str(error)))
     if not points:
-        raise UserError(
-            f"sweep over {axis}: nothing fits at {_shown(values[0])} to {_shown(values[-1])}; write other values"
-        )
-    return Sweep(axis=axis, points=tuple(points))
+        at, why = left_out[0]
+        raise UserError(f"sweep over {axis}: nothing can be placed anywhere on it; at {_shown(at)}: {why}")
+    return Sweep(axis=axis, points=tuple(points), left_out=tuple(left_out))
 
 
 def place_all(ask: Ask) -> Values:
     """Each placement of the ask that has a layout. Raises `UserError` of the first where none has."""
-    placements, found, refused = Placements(ask), Values(), []
+    return placed_and_refused(ask)[0]
+
+
+def placed_and_refused(ask: Ask) -> tuple[Values, dict[str, str]]:
+    """As `place_all`, and by name why the others are not."""
+    placements, found, refused = Placements(ask), Values(), dict[str, str]()
     for name in ask.placements:
         try:
             found[name] = placements.place(name)
         except UserError as error:
-            refused.append(error)
+            refused[name] = str(error)
     if not found:
-        raise refused[0]
-    return found
+        raise UserError(next(iter(refused.values())))
+    return found, refused
 
 
 def flips(found: Sweep) -> tuple[Flip, ...]:
@@ -173,26 +183,48 @@ def usual_sweeps(ask: Ask) -> Iterator[Sweep]:
 def read_sweep(text: str) -> tuple[str, tuple[float | str, ...]]:
     """Axis and values of `mean_tokens=1k..64k` (doubling in between), `cv=0.5..3`, `gpus=32,64`, `model=A,B`."""
     axis, _, given = text.partition("=")
+    if axis not in _AXES:
+        raise UserError(f"--sweep {text!r}: no such axis; write one of {', '.join(_AXES)}, as in cv=0.25..3")
     if not given:
         raise UserError(f"--sweep {text}: no values; write axis=from..to or axis=a,b,c, as in mean_tokens=1k..64k")
-    if ".." in given:
-        low, high = (_number(axis, part) for part in given.split("..", 1))
-        if not 0 < low < high:
-            raise UserError(f"--sweep {text}: from must be above 0 and below to; write {axis}=1..8")
-        count = max(2, round(math.log2(high / low)) + 1)
-        ratio = (high / low) ** (1 / (count - 1))
-        values: tuple[float | str, ...] = tuple(_round(axis, low * ratio**i) for i in range(count))
-        return axis, tuple(dict.fromkeys(values))
-    return axis, tuple(part if axis == "model" else _round(axis, _number(axis, part)) for part in given.split(","))
+    if axis == "model":
+        for name in given.split(","):
+            model_of(name)
+        return axis, tuple(given.split(","))
+    if ".." not in given:
+        return axis, _few(text, tuple(_round(axis, _number(axis, part)) for part in given.split(",")))
+    low, high = (_number(axis, part) for part in given.split("..", 1))
+    if not 0 < low < high:
+        raise UserError(f"--sweep {text}: from must be above 0 and below to; write {axis}=1..8")
+    count = max(2, round(math.log2(high / low)) + 1)
+    ratio = (high / low) ** (1 / (count - 1))
+    return axis, _few(text, tuple(_round(axis, low * ratio**i) for i in range(count)))
+
+
+def _few(text: str, values: tuple[float, ...]) -> tuple[float, ...]:
+    """Each value once; a point is a plan of its own, so not too many of them."""
+    found = tuple(dict.fromkeys(values))
+    if len(found) > MOST_POINTS:
+        raise UserError(
+            f"--sweep {text[:80]}: {len(found)} points, each a plan of its own; write at most {MOST_POINTS}, a shorter "
+            "range or values with commas"
+        )
+    return found
 
 
 def _number(axis: str, text: str) -> float:
-    if axis == "cv":
-        try:
-            return float(text)
-        except ValueError:
-            raise UserError(f"--sweep {axis}={text}: not a number; write cv=0.5..3") from None
-    return float(tokens(text, f"--sweep {axis}"))
+    if axis != "cv":
+        found = tokens(text, f"--sweep {axis}")
+        if found < 1 or found > MOST_VALUE:
+            raise UserError(f"--sweep {axis}={text}: from 1 to {MOST_VALUE:,} is planned; write {axis}=1..8")
+        return float(found)
+    try:
+        spread = float(text)
+    except ValueError:
+        spread = math.nan
+    if not 0 <= spread <= MOST_CV:
+        raise UserError(f"--sweep cv={text}: no spread from 0 to {MOST_CV}; write cv=0.5..3")
+    return spread
 
 
 def _round(axis: str, value: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.generation import Rollouts
+from gruppetto.ledger.generation import Rollouts, asynchronous
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.lengths import Lengths, Tools
 from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
@@ -99,6 +99,8 @@ class Ask:
             raise UserError(f"max_staleness = {self.max_staleness}: versions are not negative; write 0 or more")
         if not 0 < self.density <= 1:
             raise UserError(f"density = {self.density}: a share of weights lies above 0 and at most at 1; write 0.02")
+        if self.depth is not None and self.max_staleness and {"async", "elastic"} & set(self.placements):
+            asynchronous(self.max_staleness, self.depth)
         self._check_split()
 
     def _check_split(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, place_all, recommend
+from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, placed_and_refused, recommend
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.transfers.delta import Delta, delta
@@ -21,6 +21,8 @@ class Plan:
     ask: Ask
     placed: Values
     recommendation: Recommendation
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Placements that were asked for and cannot be, with the reason."""
     sweeps: tuple[Sweep, ...] = ()
     simulated_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a simulated step by placement, where they were asked for."""
@@ -43,13 +45,14 @@ class Plan:
 
 def plan(ask: Ask, sweeps: Sequence[Sweep] = ()) -> Plan:
     """The plan of one ask. Raises `UserError` where no placement has a layout."""
-    placed = place_all(ask)
-    return Plan(ask=ask, placed=placed, recommendation=recommend(placed), sweeps=tuple(sweeps))
+    placed, refused = placed_and_refused(ask)
+    return Plan(ask=ask, placed=placed, refused=refused, recommendation=recommend(placed), sweeps=tuple(sweeps))
 
 
 def assumptions(plan: Plan) -> Iterator[str]:
     """What the plan takes for granted and what it does not know, one sentence each."""
     ask = plan.ask
+    yield from (f"{name} is left out: {reason}." for name, reason in plan.refused.items())
     yield from ask.model.unknown
     yield (
         f"Efficiency set {ask.efficiency.name!r}: engines read at {ask.efficiency.decode_bandwidth:.0%} of the "

@@ -31,6 +31,9 @@ from gruppetto.ledger.plan import stages
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.stages import Stage
 
+MOST_EVENTS = 20_000
+"""Rollouts, or turns of them, of one engine that a plan follows: some ten seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSide:
@@ -131,6 +134,7 @@ class Sides:
         if prices.kv_capacity:  # in sequences of the mean length: windows and states of each are taken off
             prices = replace(prices, kv_capacity=max(1, int(memory.kv_tokens(self.mean_context))))
             self._check_kv(layout, prices)
+        self._check_batch(gpus // layout.gpus)
         return RolloutSide(
             gpus=gpus, layout=layout, count=gpus // layout.gpus, prices=prices, memory=memory, search=search
         )
@@ -177,6 +181,19 @@ class Sides:
             raise UserError(
                 f"the KV of an engine (tp = {layout.tp}) takes {prices.kv_capacity:,} tokens, fewer than one rollout "
                 f"of {self.ask.context:,}; write --serve tp{2 * layout.tp}, --kv-dtype fp8 or a smaller --max-tokens"
+            )
+
+    def _check_batch(self, engines: int) -> None:
+        """Refuses a batch that would take minutes: each rollout, and each of its turns, is an event of a timeline."""
+        ask = self.ask
+        turns = ask.tools.expected_calls(ask.lengths.mean) + 1 if ask.tools else 1.0
+        each = ask.rollouts.count * turns / engines
+        if each > MOST_EVENTS:
+            raise UserError(
+                f"{ask.groups:,} prompts x {ask.group_size:,} x {turns:,.3g} turns on {engines} engines are "
+                f"{each:,.0f} for each, more than the {MOST_EVENTS:,} that are followed one by one; write --prompts "
+                f"{max(1, int(ask.groups * MOST_EVENTS / each))} (a batch n times as large takes about n times as "
+                "long), or more --gpus"
             )
 
     # -- trainer ------------------------------------------------------------------------------------------------------
