@@ -89,6 +89,8 @@ class Capabilities:
     keep_kv_on_pause: bool = False
     context: int = 0
     """Longest prompt + response in tokens; 0 = not known."""
+    restarts: bool = False
+    """It can be brought back after a death: `restart()`, then an update, then it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,11 @@ class Engine(ABC):
         Results are delivered in an order that depends on the requests alone. Needs `capabilities.lockstep`.
         """
         raise NotImplementedError(f"engine {self.name} has no lockstep")
+
+    async def restart(self) -> None:
+        """A dead engine anew. What it serves is not known until the next update commits. Needs
+        `capabilities.restarts`."""
+        raise NotImplementedError(f"engine {self.name} cannot be restarted")
 
     @abstractmethod
     async def close(self) -> None:

@@ -1,0 +1,79 @@
+"""What an engine behind HTTP did, in the contract's counters, from what is seen of it and what it tells.
+
+A server does not say how many rows each decode step had. Seen from here are the requests that are open (at most `slots`
+of them decode) and, from the server's metrics or from the answers, tokens. Tokens made between two looks are spread
+over the time with requests in proportion to rows x seconds, one token a row and step. Prefill cannot be told apart: its
+seconds are in the decode seconds. Promise: counters never fall, and their tokens are exactly those told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gruppetto.clock import now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A server's own counters and gauges; None where it does not tell. Tokens since its start."""
+
+    generated: int | None = None
+    prefilled: int | None = None
+    cached: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_tokens: int | None = None
+    preemptions: int | None = None
+
+
+class Account:
+    """One engine's account. `rows` is told whenever requests come or go."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._rows, self._since = 0, now()
+        self._open: dict[int, float] = {}
+        """Seconds by rows that no tokens have been spread over yet."""
+        self._owed: dict[int, float] = {}
+        self.batch_s: dict[int, float] = {}
+        self.batch_steps: dict[int, int] = {}
+        self.tokens = 0
+        self.paused_s = 0.0
+        self._paused = False
+
+    def rows(self, live: int, *, paused: bool = False) -> None:
+        """From now on so many requests are open, decoding unless paused."""
+        at = now()
+        passed, self._since = at - self._since, at
+        if self._paused:
+            self.paused_s += passed
+        elif self._rows:
+            self._open[self._rows] = self._open.get(self._rows, 0.0) + passed
+        self._rows, self._paused = min(live, self._slots), paused
+
+    def made(self, tokens: int) -> None:
+        """So many tokens were made since the last call."""
+        self.rows(self._rows, paused=self._paused)
+        weight = sum(rows * seconds for rows, seconds in self._open.items())
+        if not tokens or weight <= 0:
+            self._owed[1] = self._owed.get(1, 0.0) + tokens
+        else:
+            for rows, seconds in self._open.items():
+                self.batch_s[rows] = self.batch_s.get(rows, 0.0) + seconds
+                self._owed[rows] = self._owed.get(rows, 0.0) + tokens * seconds / weight
+            self._open.clear()
+        self.tokens += tokens
+        for rows, owed in self._owed.items():
+            whole = int(owed)
+            self.batch_steps[rows] = self.batch_steps.get(rows, 0) + whole
+            self._owed[rows] = owed - whole
+
+    @property
+    def steps(self) -> int:
+        """Decode steps."""
+        return sum(self.batch_steps.values())
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds with requests that were not paused, as far as they are booked."""
+        return sum(self.batch_s.values())

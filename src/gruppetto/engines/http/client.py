@@ -1,0 +1,181 @@
+"""One server's HTTP: JSON in, JSON out, a deadline on every call, errors by type.
+
+Promises: no call outlasts its deadline; a 4xx is never sent again, a 503 or 429 is, with growing pauses, until the
+deadline; a call whose connection broke is never sent again here, since the server may have run it; as many requests may
+be open at once as the system has sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from gruppetto.clock import now
+from gruppetto.engines.http.errors import Lost, NoRoute, Refused, Unavailable
+from gruppetto.engines.http.streams import events
+from gruppetto.errors import EngineError
+from gruppetto.rng import stream
+
+Method = Literal["GET", "POST"]
+KEEPALIVE_S = 2.0
+"""Seconds an idle connection is kept: fewer than servers keep theirs (uvicorn: 5), or a request meets a closing one."""
+CONNECT_S = 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_SHOWN = 300
+"""Characters of a server's message that are repeated in ours."""
+
+
+class HttpClient:
+    """Speaks to the server at `url` in the name of `engine`. `open` first; `close` may be called twice."""
+
+    def __init__(self, engine: str, url: str, *, api_key: str = "") -> None:
+        self.engine, self.url = engine, url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+        self._jitter = stream(0, "http", engine)
+
+    async def open(self) -> None:
+        """Makes room for many sockets; opens none."""
+        many_files()
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=self._headers, read_bufsize=1 << 22
+        )
+
+    async def close(self) -> None:
+        """Breaks every open call off."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def call(
+        self,
+        method: Method,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        within_s: float,
+        params: Mapping[str, Any] | list[tuple[str, str]] | None = None,
+        patient: bool = True,
+    ) -> bytes:
+        """The body of a 2xx answer. Raises `Refused`, `NoRoute`, `Unavailable` (only unless `patient`, or when it did
+        not pass before the deadline), `Lost`."""
+        end, pause = now() + within_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._once(method, path, body, params, max(0.0, end - now()))
+            except Unavailable:
+                if not patient or now() + pause >= end:
+                    raise
+            await asyncio.sleep(pause * (0.5 + self._jitter.random()))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def ask(self, method: Method, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> Any:
+        """`call`, with the answer decoded from JSON; None where the body is empty or no JSON."""
+        raw = await self.call(method, path, body, **how)
+        try:
+            return msgspec.json.decode(raw) if raw.strip() else None
+        except msgspec.DecodeError:
+            return None
+
+    async def stream(self, path: str, body: Mapping[str, Any], *, within_s: float) -> AsyncGenerator[Any]:
+        """The JSON values of a server-sent stream, as they come. An error frame raises as its status would."""
+        what = f"POST {path}"
+        with self._typed(what, within_s):
+            async with asyncio.timeout(within_s), self._open().post(self.url + path, data=_json(body)) as answer:
+                if answer.status >= 300:
+                    raise self._error(what, answer.status, await answer.read())
+                async for event in events(answer.content):
+                    value = msgspec.json.decode(event)
+                    if isinstance(value, dict) and "error" in value:
+                        raise self._error(what, _code(value["error"]), event)
+                    yield value
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise EngineError(self.engine, "its client is closed")
+        return self._session
+
+    async def _once(
+        self,
+        method: Method,
+        path: str,
+        body: Mapping[str, Any] | None,
+        params: Mapping[str, Any] | list[tuple[str, str]] | None,
+        within_s: float,
+    ) -> bytes:
+        what = f"{method} {path}"
+        data = None if body is None else _json(body)
+        with self._typed(what, within_s):
+            async with (
+                asyncio.timeout(within_s),
+                self._open().request(method, self.url + path, data=data, params=params) as answer,
+            ):
+                raw = await answer.read()
+                if answer.status >= 300:
+                    raise self._error(what, answer.status, raw)
+                return raw
+
+    @contextlib.contextmanager
+    def _typed(self, what: str, within_s: float) -> Any:
+        """What the HTTP library raises, as ours."""
+        try:
+            yield
+        except TimeoutError:
+            raise Lost(self.engine, f"no answer to {what} at {self.url} within {within_s:.3g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Lost(self.engine, f"{what} at {self.url}: {error or type(error).__name__}") from None
+        except msgspec.DecodeError as error:
+            raise EngineError(self.engine, f"{what} at {self.url} answered what is no JSON: {error}") from None
+
+    def _error(self, what: str, status: int, raw: bytes) -> EngineError:
+        message = f"{what} at {self.url} answered {status}: {message_of(raw)}"
+        if status in (429, 503):
+            return Unavailable(self.engine, message)
+        if status in (401, 403):
+            message += "; put the server's key into GRUPPETTO_ENGINE_API_KEY"
+        if status in (404, 405, 501) and not _names_a_model(raw):
+            return NoRoute(self.engine, message, status)
+        if 300 <= status < 500:
+            return Refused(self.engine, message, status)
+        return EngineError(self.engine, message)
+
+
+def message_of(raw: bytes) -> str:
+    """The message in an error's body, in one short line."""
+    try:
+        value: Any = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        value = raw.decode("utf-8", "replace")
+    while isinstance(value, dict):
+        value = next((value[key] for key in ("error", "message", "detail") if key in value), str(value))
+    text = " ".join(str(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _names_a_model(raw: bytes) -> bool:
+    """A 404 that is about the model asked for, not about the route."""
+    return b"model" in raw and b"does not exist" in raw
+
+
+def _code(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and code >= 300 else 500
+
+
+def _json(body: Mapping[str, Any]) -> aiohttp.BytesPayload:
+    return aiohttp.BytesPayload(msgspec.json.encode(body), content_type="application/json")
+
+
+def many_files() -> None:
+    """A socket is an open file: as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,25 @@
+"""What can go wrong between this process and an engine's server, by what may be done about it."""
+
+from __future__ import annotations
+
+from gruppetto.errors import EngineError
+
+
+class Refused(EngineError):
+    """HTTP 4xx: the request is wrong and would be refused again. Never retried. `status` is the server's."""
+
+    def __init__(self, engine: str, message: str, status: int) -> None:
+        super().__init__(engine, message)
+        self.status = status
+
+
+class NoRoute(Refused):
+    """HTTP 404, 405 or 501 of a route: this server does not have it."""
+
+
+class Unavailable(EngineError):
+    """HTTP 429 or 503: not now (paused, starting, full). May be sent again; it counts for no failure."""
+
+
+class Lost(EngineError):
+    """No answer: the connection was refused or broke, or the deadline passed. What the server did is not known."""

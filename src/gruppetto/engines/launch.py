@@ -1,0 +1,175 @@
+"""A server process of an engine: started, watched, ended. Which command, which port, whose words when it fails.
+
+Promises: arguments reach the command as they were written; the process is the head of a group of its own, and the whole
+group ends with it or with this process; what it printed last is in the message when it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gruppetto.errors import EngineError
+
+_PR_SET_PDEATHSIG = 1
+_TAIL = 2000
+"""Bytes of a log's end that are looked at for a message."""
+_LINES = 4
+TERM_S = 10.0
+"""Seconds from asking a process to end to killing it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start. `{host}`, `{port}`, `{model}` and `{index}` are filled into `command` and `args`."""
+
+    name: str
+    index: int
+    model: str
+    command: Sequence[str]
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    log: Path = Path("engine.log")
+
+
+class EngineProcess:
+    """One process at a time; `start` may be called again after it ended."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._process: asyncio.subprocess.Process | None = None
+        self._exited: asyncio.Task[int] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running or last process."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> str:
+        """Starts it on a free port; returns its URL. It may take long to answer there."""
+        await self.stop()
+        launch, port = self._launch, free_port()
+        command = command_of(launch, port)
+        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        with launch.log.open("ab") as log:
+            log.write(f"--- {' '.join(command)}\n".encode())
+            log.flush()
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **launch.env},
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+            except OSError as error:
+                raise EngineError(launch.name, f"{command[0]} cannot be started: {error}") from None
+        self._exited = asyncio.create_task(self._process.wait())
+        return f"http://127.0.0.1:{port}"
+
+    def ended(self) -> str | None:
+        """Why it is no more, in one line; None while it runs."""
+        if self._exited is None or not self._exited.done():
+            return None
+        code = self._exited.result()
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
+        return f"its process {self.pid} {how}; {self._launch.log} ends with: {last_words(self._launch.log)}"
+
+    async def ends_within(self, seconds: float) -> None:
+        """Returns when it ended, or after so many seconds."""
+        if self._exited is None:
+            await asyncio.sleep(seconds)
+        else:
+            await asyncio.wait({self._exited}, timeout=seconds)
+
+    async def stop(self) -> None:
+        """Asks its group to end, then kills it. Nothing happens where there is none."""
+        process, exited, self._process, self._exited = self._process, self._exited, None, None
+        if process is None or exited is None:
+            return
+        if not exited.done():
+            _signal_group(process.pid, signal.SIGTERM)
+            await asyncio.wait({exited}, timeout=TERM_S)
+        _signal_group(process.pid, signal.SIGKILL)  # also children that outlived it
+        await exited
+
+
+def command_of(launch: Launch, port: int) -> list[str]:
+    """The whole command line."""
+    values = {"host": "127.0.0.1", "port": str(port), "model": launch.model, "index": str(launch.index)}
+    return [_filled(part, values) for part in (*launch.command, *flags(launch.args))]
+
+
+def _filled(part: str, values: Mapping[str, str]) -> str:
+    """Only our own names: JSON in an argument has braces too."""
+    for name, value in values.items():
+        part = part.replace(f"{{{name}}}", value)
+    return part
+
+
+def flags(args: Mapping[str, Any]) -> list[str]:
+    """A table as a command line: `max_num_seqs = 64` is `--max-num-seqs 64`, true a flag alone, false nothing, a list
+    several values, a table its JSON."""
+    found: list[str] = []
+    for name, value in args.items():
+        flag = "--" + name.lstrip("-").replace("_", "-")
+        if isinstance(value, bool):
+            found += [flag] if value else []
+        elif isinstance(value, list):
+            found += [flag, *map(_word, value)]
+        else:
+            found += [flag, _word(value)]
+    return found
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def last_words(log: Path) -> str:
+    """The last lines of a log, in one."""
+    with contextlib.suppress(OSError), log.open("rb") as opened:
+        opened.seek(max(0, log.stat().st_size - _TAIL))
+        lines = [" ".join(line.split()) for line in opened.read().decode("utf-8", "replace").splitlines()]
+        return " | ".join([line for line in lines if line][-_LINES:]) or "nothing"
+    return "nothing"
+
+
+def _signal_group(pid: int, kind: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, kind)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when the trainer dies, also of `kill -9`, so that no engine keeps a GPU for nobody."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
