@@ -22,7 +22,7 @@ COMMANDS = {
     "R": "Qwen3-32B --gpus 64 --prompts 128 --group-size 8",
     "D": "Qwen3-32B --gpus 64 --prompts 128 --group-size 8",
     "B": "Qwen2.5-7B --gpus 16 --prompts 512 --group-size 16",
-    "E": "Qwen3-32B --gpus 32 --prompts 128 --group-size 8",
+    "E": "Qwen3-32B --gpus 32 --prompts 128 --group-size 8 --serve tp2",
     "C": "Qwen2.5-72B --gpus 64 --prompts 256 --group-size 16 --slots 128",
 }
 

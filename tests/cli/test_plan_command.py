@@ -105,7 +105,7 @@ def test_what_is_written_runs_at_once(capsys, tmp_path):
     file = tmp_path / "run.toml"
     assert planned(capsys, *SMALL, "--write", str(file), "--placement", "async")[0] == 0
     written = tomllib.loads(file.read_text())
-    assert written["scheduler"] == {"type": "layered", "max_staleness": 1, "depth": 1.25}
+    assert written["scheduler"] == {"type": "layered", "max_staleness": 1, "depth": 2.0}
     assert written["sim"]["lengths"]["mean_tokens"] == pytest.approx(2048, rel=1e-3)
     code, out, _ = planned(capsys, "simulate", str(file), "run.steps=3", f"run.dir={tmp_path}", "log.rollouts=false")
     assert code == 0

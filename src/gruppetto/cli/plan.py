@@ -87,7 +87,7 @@ def _work(group: argparse._ArgumentGroup) -> None:
 def _choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--compare", metavar="A,B", help="colocated, disaggregated, async, elastic (the first three)")
     group.add_argument("--max-staleness", default=1, metavar="K", help="versions a token may be old in async (1)")
-    group.add_argument("--depth", metavar="X", help="batches outstanding in async (1.25)")
+    group.add_argument("--depth", metavar="X", help="batches outstanding in async (2)")
     group.add_argument("--reference", action="store_true", help="a reference model's logprobs (KL)")
     group.add_argument("--critic", action="store_true", help="a value model of the same size (PPO)")
     group.add_argument("--no-old-logprobs", action="store_true", help="no forward pass before the update")

@@ -107,12 +107,12 @@ LAYERED = Schedule(stream=True, count_kv=True, probes=True)
 
 
 def asynchronous(max_staleness: int = 1, depth: float | None = None, *, colocated: bool = False) -> Schedule:
-    """`layered` with staleness k >= 1. `depth`: 1.25 without a value, as the preset has it."""
+    """`layered` with staleness k >= 1. `depth`: 2 without a value: with less, sides that take equally long wait for each other."""
     if max_staleness < 1:
         raise UserError(
             f"max_staleness = {max_staleness}: asynchronous starts at 1; write 1, or ask for a synchronous one"
         )
-    depth = 1.25 if depth is None else depth
+    depth = 2.0 if depth is None else depth
     if not 1 <= depth <= max_staleness + 1:
         raise UserError(
             f"depth = {depth:g} with max_staleness = {max_staleness}: more groups than can be consumed in time; write "

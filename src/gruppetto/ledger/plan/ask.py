@@ -63,7 +63,7 @@ class Ask:
     max_staleness: int = 1
     """What async may use; 0 = strictly on-policy, and async is not considered."""
     depth: float | None = None
-    """Groups outstanding under async, in batches; None = 1.25."""
+    """Groups outstanding under async, in batches; None = 2."""
     old_logprobs: bool = True
     """A forward pass of the trainer over the batch before the update."""
     reference: bool = False
