@@ -69,6 +69,8 @@ class Scripted:
             await self.gate.wait()
         if self.mode == "refuse":
             return web.json_response({"error": {"message": "busy", "retryable": True}}, status=503)
+        if self.mode == "bad":
+            return web.json_response({"error": {"message": "too long"}}, status=400)
         if self.mode == "cut":
             request.transport.abort()
             return web.Response()

@@ -110,7 +110,7 @@ async def test_no_more_than_an_engine_runs_is_sent_and_the_rest_waits_here(open_
     await until(lambda: all(front.fleet.router.engine(e.url).cap.value == 3 for e in engines))
     tasks = [asyncio.ensure_future(post(http, "/generate", body(rid=str(i)))) for i in range(20)]
     await until(lambda: front.fleet.router.num_waiting == 14)
-    assert [len(e.seen) for e in engines] == [3, 3]
+    await until(lambda: [len(e.seen) for e in engines] == [3, 3])
     loads = await (await http.get("/v1/loads")).json()
     assert sum(load["num_reqs"] for load in loads["loads"]) == 20
     for engine in engines:

@@ -57,7 +57,8 @@ class Cap:
         self._preemptions = reading.preemptions
         if live > self.value:  # still draining after a cut
             return self._hard(reading, live)
-        if reading.kv is not None and reading.kv > self._rules.soft and live > 0:
+        counted = reading.kv_capacity > 0
+        if reading.kv is not None and reading.kv > self._rules.soft and live > 0 and not counted:
             self._cut(int(live * self._rules.target / reading.kv), reading.at)
             return self._hard(reading, live)
         if preempted:

@@ -274,7 +274,7 @@ class Fleet:
     def back(self, served: Served) -> None:
         """Somebody listens there again."""
         if served.dead:
-            served.dead = False
+            served.dead = served.torn = False
             served.restarts += 1
 
     def drain(self, served: Served) -> None:

@@ -136,7 +136,8 @@ class Router:
         """A new request. It is placed at once where there is room."""
         session = self.sessions.of(ask.session, ask.like)
         self._numbers += 1
-        ticket = Ticket(self._numbers, ask, now, session, session.served if session is not None else 0)
+        served = session.served if session is not None else 0
+        ticket = Ticket(self._numbers, ask, now, session, self.sessions.left(served))
         own = session.mean if session is not None and session.turns else None
         ticket.expected = ask.rows * self.lengths.remaining(0.0, ask.budget / ask.rows, own)
         if session is not None:
@@ -192,7 +193,7 @@ class Router:
         for i, seat in enumerate(seats):
             seat.fade(now, self.rules.slow_s)
             seat.slow = seat.pace > self.rules.slow * self._fastest
-            seat.expire(now - self.sessions.hold_s)
+            seat.expire(now - self.sessions.hold_s, self.sessions.ended)
             if (i + self._ticks) % every == 0:
                 self._guess(seat, now)
             self._push(seat)
@@ -222,7 +223,7 @@ class Router:
             self._fill_best(now)
             return
         there = self._best(now, ticket, other_than=home)
-        free = home.room(now) > 0 and not len(home.own) and home.fits(ticket, own=True)
+        free = home.room(now) > 0 and not len(home.own) and home.fits(ticket, 0.0, own=True)
         if there is not None and self._sooner(ticket, home, there, now):
             self._place(ticket, there, now)
         elif free:
@@ -272,7 +273,7 @@ class Router:
 
     def _best(self, now: float, ticket: Ticket, other_than: Seat | None = None) -> Seat | None:
         """The engine with room for it of which least is taken."""
-        return self._order.best(ticket, now, other_than=other_than, avoid_slow=self._fast > 0)
+        return self._order.best(ticket, now, self.sessions.usual, other_than=other_than, avoid_slow=self._fast > 0)
 
     def _fill(self, seat: Seat, now: float) -> None:
         """Gives an engine what waits, as far as there is room."""
@@ -286,11 +287,11 @@ class Router:
 
     def _next_for(self, seat: Seat, now: float) -> Ticket | None:
         own, common = seat.own.head(now), self.common.head(now)
-        if own is not None and not seat.fits(own, own=True):
+        if own is not None and not seat.fits(own, 0.0, own=True):
             own = None
         if common is not None and seat.slow and self._fast:
             common = None
-        if common is not None and not seat.fits(common, own=False):
+        if common is not None and not seat.fits(common, self.sessions.usual, own=False):
             return own  # nobody of lower rank takes the room that it waits for
         if own is None and common is None:
             return self._from_others(seat, now)
@@ -310,7 +311,11 @@ class Router:
             if looked >= _LOOK:
                 break
             looked += 1
-            if home is not seat and seat.fits(ticket, own=False) and self._sooner(ticket, home, seat, now):
+            if (
+                home is not seat
+                and seat.fits(ticket, self.sessions.usual, own=False)
+                and self._sooner(ticket, home, seat, now)
+            ):
                 return ticket
             bound.rotate(-1)
         return None
@@ -360,6 +365,7 @@ class Router:
                 self._unhold(session)
                 session.seat, session.epoch = seat, seat.epoch
             session.context = (ticket.ask.context + tokens) // ticket.ask.rows
+            self.sessions.grew(session.context)
             session.served += tokens
             session.turns += 1
             session.mean = tokens if session.turns == 1 else session.mean + _WEIGHT * (tokens - session.mean)

@@ -6,6 +6,7 @@ Its figures are sums that every change keeps up; a request of an earlier life of
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import exp, log
 
 from gruppetto.engines.router.concurrency import Cap, Reading
@@ -35,7 +36,8 @@ class Seat:
         self.expected = 0.0
         """Tokens that all that runs here still makes."""
         self.kv_live = 0.0
-        self.kv_held = 0
+        self.kv_held = self.num_held = 0
+        """KV tokens of sessions between two turns, and how many they are."""
         self.kv_capacity = 0
         self.cap = Cap(rules.cap)
         self.own = Waiting(rules.patience_s)
@@ -57,14 +59,18 @@ class Seat:
         """Requests that may come now."""
         return self.cap.room(self.rows, now) if self.open(now) else 0
 
-    def fits(self, ticket: Ticket, *, own: bool) -> bool:
-        """Whether its KV has room beside what runs and, where it brings none here, what is held. An idle engine takes
-        anything: it is the engine's to refuse what can never fit."""
+    def fits(self, ticket: Ticket, usual: float, *, own: bool) -> bool:
+        """Whether its KV has room beside what runs and, where it brings none here, what is held. Those that have only
+        begun will grow: each counts as a session of `usual` context tokens at least. An idle engine takes anything: it
+        is the engine's to refuse what can never fit."""
         if not self.kv_capacity or not self.live:
             return True
         if own:
             return self.kv_live + ticket.kv <= self.kv_capacity
-        return self.kv_live + self.kv_held + ticket.kv <= self._rules.hold * self.kv_capacity
+        if ticket.session is None:
+            usual = 0.0
+        here = max(self.kv_live + self.kv_held, usual * (len(self.live) + self.num_held))
+        return here + max(ticket.kv, usual) <= self._rules.hold * self.kv_capacity
 
     def score(self, mean: float, fastest: float) -> float:
         """How much of this engine is taken: of what it may decode, and of its KV."""
@@ -102,6 +108,7 @@ class Seat:
         self.kv_live += ticket.kv
         self.cap.sent(now)
         self.stamp += 1
+        self._push_out()
 
     def give_up(self, ticket: Ticket) -> bool:
         """It runs here no longer. False where it was not of this life of the engine."""
@@ -127,20 +134,32 @@ class Seat:
         self.drop_held(session)
         session.held = session.context
         self.kv_held += session.held
+        self.num_held += session.held > 0
         session.stamp += 1
         self._idle.append((now, session.stamp, session))
 
     def drop_held(self, session: Session) -> None:
         """Its room is not kept any more."""
         self.kv_held -= session.held
+        self.num_held -= session.held > 0
         session.held = 0
 
-    def expire(self, before: float) -> None:
-        """Forgets the room of sessions that have been idle since `before`."""
+    def _push_out(self) -> None:
+        """What runs pushes out the KV of sessions that have been idle for longest, as engines do: these have their
+        prefix nowhere any more."""
+        while self._idle and self.kv_capacity and self.kv_live + self.kv_held > self.kv_capacity:
+            _, stamp, session = self._idle.popleft()
+            if session.stamp == stamp and session.seat is self and session.epoch == self.epoch:
+                self.drop_held(session)
+                session.seat = None
+
+    def expire(self, before: float, ended: Callable[[Session], None]) -> None:
+        """Forgets the room of sessions that have been idle since `before`, and tells that they have `ended`."""
         while self._idle and self._idle[0][0] < before:
             _, stamp, session = self._idle.popleft()
             if session.stamp == stamp and session.seat is self and session.epoch == self.epoch:
                 self.drop_held(session)
+                ended(session)
                 self.stamp += 1
 
     # -- how fast it is -----------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gruppetto.engines.router.lengths import Lengths
+
 if TYPE_CHECKING:
     from gruppetto.engines.router.seats import Seat
 
@@ -14,6 +16,7 @@ _GAP_S = 10.0
 _GAPS = 3.0
 """Mean pauses after which a session is not expected back."""
 _SMOOTH = 0.05
+_SLOWLY = 0.01
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +47,11 @@ class Sessions:
     def __init__(self, most: int) -> None:
         self._most = most
         self._found: OrderedDict[str, Session] = OrderedDict()
-        self._gap_s = _GAP_S
+        self._gap_s, self._gaps = _GAP_S, 0
+        self._totals = Lengths()
+        self._turns = 0
+        self.usual = 0.0
+        """Context tokens of a session, of those that run about now."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -86,7 +93,23 @@ class Sessions:
         """It has a request again after a pause."""
         if session.turns and not session.live:
             pause = now - session.idle_at
-            self._gap_s += _SMOOTH * (min(pause, 20 * self._gap_s + 1.0) - self._gap_s)
+            self._gaps += 1
+            self._gap_s += max(_SMOOTH, 1 / self._gaps) * (min(pause, 20 * self._gap_s + 1.0) - self._gap_s)
+
+    def grew(self, context: int) -> None:
+        """A turn has ended with so large a context."""
+        self._turns += 1
+        self.usual += max(_SLOWLY, 1 / self._turns) * (context - self.usual)
+
+    def ended(self, session: Session) -> None:
+        """It is not expected back."""
+        if session.served:
+            self._totals.observe(session.served)
+
+    def left(self, served: int) -> float:
+        """Tokens that a session still makes that has been given so many: the more the longer it has been going on, once
+        it is past the ordinary."""
+        return self._totals.remaining(served, float("inf"))
 
     @property
     def hold_s(self) -> float:

@@ -58,8 +58,8 @@ class Ticket:
     ask: Ask
     arrived: float
     session: Session | None
-    served: int
-    """Tokens its session has been given so far."""
+    left: float
+    """Tokens that its session is believed to make still, in this turn and all later ones."""
     place: Place = Place.WAITING
     seat: Seat | None = None
     epoch: int = 0
@@ -82,9 +82,9 @@ class Ticket:
         return self.seat.name if self.seat is not None else None
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Who goes first: those with most to lose, since their KV lies there and they will take longest; then age."""
-        return (-self.served, self.number)
+    def rank(self) -> tuple[float, int]:
+        """Who goes first: the one whose session is believed to take longest, since the last one decides; then age."""
+        return (-self.left, self.number)
 
     @property
     def kv(self) -> float:

@@ -14,7 +14,7 @@ class Waiting:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._heap: list[tuple[tuple[int, int], Ticket]] = []
+        self._heap: list[tuple[tuple[float, int], Ticket]] = []
         self._line: deque[Ticket] = deque()
         self._count = 0
 

@@ -91,6 +91,8 @@ async def _load(fleet: Fleet, served: Served) -> None:
 async def _right_weights(fleet: Fleet, served: Served) -> None:
     """An engine that comes back serves what the others serve."""
     fleet.back(served)
+    if served.torn:
+        raise _Missed("it has a part of an update only; update its weights again, or restart it")
     if fleet.version is not None:
         head, body = await _call(served, "GET", "/model_info", fleet.settings.health.load_timeout_s)
         found = _field(body, "weight_version") if head.status == 200 else None
