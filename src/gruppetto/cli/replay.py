@@ -115,7 +115,7 @@ def _measured(run: Path, skipped: int) -> dict[str, dict[str, Any]]:
     try:
         return {MEASURED: figures(run, skipped)}
     except KeyError as lacking:
-        print(f"the record has no {lacking}, so what was measured is not in the table", file=sys.stderr)
+        print(f"{lacking}; what was measured is not in the table", file=sys.stderr)
         return {}
 
 

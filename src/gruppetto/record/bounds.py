@@ -157,9 +157,11 @@ class RateFit:
         if not y:
             return None
         spread = n * xx - x * x
-        row = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else (y / x if x else 0.0)
-        row = max(0.0, row)
-        base = (y - row * x) / n
+        if spread > 1e-9 * n * xx:
+            row = max(0.0, (n * xy - x * y) / spread)
+            base = (y - row * x) / n
+        else:
+            base, row = 0.0, y / x if x else 0.0
         if base <= 0:
             base, row = (0.0, y / x) if x else (y / n, 0.0)
         residual = yy - 2 * base * y - 2 * row * xy + base * base * n + 2 * base * row * x + row * row * xx

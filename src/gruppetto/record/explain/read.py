@@ -52,6 +52,13 @@ class Event(msgspec.Struct):
     """A launch in a long round."""
 
 
+class Lacking(UserError, KeyError):
+    """A record without a figure that is asked for. Who can do without it catches a `KeyError`."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class MetricsRow(dict[str, Any]):
     """The metrics of one step. What is asked for by `get` may be absent; what is taken by its name must be there."""
 
@@ -60,7 +67,7 @@ class MetricsRow(dict[str, Any]):
         self.path = path
 
     def __missing__(self, name: str) -> Any:
-        raise UserError(
+        raise Lacking(
             f"{self.path} has no {name} in step {self.get('step')}: the run folder is damaged, or another program "
             "wrote it; explain or replay a run of this version"
         )
