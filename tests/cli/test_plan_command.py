@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gruppetto.cli.main import main
+from gruppetto.cli.plan_numbers import NUMBERS
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
@@ -75,6 +76,38 @@ def test_why_has_the_arithmetic_and_the_sources(capsys):
         ([*SMALL, "--placement", "elastic", "--write", "x.toml"], "not among the placements"),
         ([*SMALL, "--write", "/no/such/folder/run.toml"], "cannot be written"),
         ([*SMALL, "--max-staleness", "0", "--compare", "async"], "write --max-staleness 1"),
+        ([*SMALL, "--gpus", "9" * 5000], "--gpus"),
+        ([*SMALL, "--prompts", "1.5"], "not a whole number; write one from 1 to"),
+        ([*SMALL, "--prompts", "10000000"], "are followed one by one; write --prompts"),
+        ([*SMALL, "--mean-tokens", "1e308k"], "too large for a number"),
+        ([*SMALL, "--turns", "nan"], "--turns 'nan': not a number"),
+        ([*SMALL, "--turns", "4000"], "less than a token a turn; write --turns 2048 or less"),
+        ([*SMALL, "--tool-seconds", "30"], "calls no tool; write --turns 20"),
+        ([*SMALL, "--depth", "9"], "write a depth from 1 to 2"),
+        ([*SMALL, "--depth", "1.5", "--compare", "colocated"], "--depth 1.5 is of async"),
+        ([*SMALL, "--split", "8:8", "--compare", "colocated"], "which has no sides"),
+        ([*SMALL, "--density", "inf"], "--density"),
+        ([*SMALL, "--wall", "1h"], "nothing is executed; write --sandbox-seconds 10"),
+        ([*SMALL, "--images", "3"], "write --image-size"),
+        ([*SMALL, "--placement", "async"], "write --write run.toml"),
+        ([*SMALL, "--step", "5m"], "--step without --only"),
+        ([*SMALL, "--only", "kv", "--html", "plan.html"], "--html with --only kv"),
+        ([*SMALL, "--json", "x.json", "--html", "x.json"], "both write x.json"),
+        ([*SMALL, "--json", "-", "--request", "-"], "both write -"),
+        ([*SMALL, "--html", "-"], "no name of a file"),
+        ([*SMALL, "--json", "a\0b"], "no name of a file"),
+        ([*SMALL, "--json", "/"], "it is a folder"),
+        ([*SMALL, "--write", "x.toml", "--group-size", "1"], "write --group-size 2"),
+        ([*SMALL, "--write", "x.toml", "--compare", "elastic"], "write --compare async,elastic"),
+        ([*SMALL, "--serve", "tp2 tp4"], "tp stands there twice"),
+        ([*SMALL, "--train", "tp2 dp4"], "leave dp4 out"),
+        ([*SMALL, "--sweep", "cv=1..inf"], "no spread from 0 to 20"),
+        ([*SMALL, "--sweep", "cv=nan"], "no spread"),
+        ([*SMALL, "--sweep", "gpus=1.." + "9" * 30], "is planned; write gpus=1..8"),
+        ([*SMALL, "--sweep", "gpus=" + ",".join(map(str, range(1, 40)))], "write at most 32"),
+        ([*SMALL, "--sweep", "model=Qwen3-8B,Qwen3-80B"], "did you mean"),
+        ([*SMALL, "--sweep", "mean_tokens=8m"], "at 8,388,608: "),
+        ([*SMALL, "--workload", "a\0b"], "no kind"),
     ],
 )
 def test_impossible_asks_get_one_line_with_what_works(capsys, words, says):
@@ -91,6 +124,34 @@ def test_json_on_standard_output_is_json_alone(capsys):
     data = json.loads(out)
     assert data["model"]["params"] == 8_190_735_360
     assert data["recommendation"]["placement"] in data["placements"]
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-1", "1e400", "9" * 40, "1\n2"])
+def test_no_number_is_taken_that_is_none_or_out_of_sense(capsys, name, text):
+    option = "--" + name.replace("_", "-")
+    code, _, err = planned(capsys, *SMALL, f"{option}={text}")
+    assert code == 2
+    assert err.startswith("error: --")
+    assert err.count("\n") == 1
+    assert option in err
+    assert "write " in err
+
+
+def test_what_cannot_be_placed_is_said(capsys):
+    _, out, _ = planned(capsys, "plan", "Qwen3-8B", "--gpus", "1", "--prompts", "4", "--mean-tokens", "500")
+    assert "async is left out: async needs two GPUs" in out
+    _, out, err = planned(capsys, *SMALL, "--compare", "colocated", "--sweep", "mean_tokens=1k,8m")
+    assert "mean_tokens = 8,388,608 is left out: " in out
+    assert "a whole plan at each point" in err
+
+
+def test_a_config_with_a_number_of_thousands_of_digits_is_refused(capsys, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"hidden_size": ' + "9" * 5000 + "}")
+    code, _, err = planned(capsys, "plan", str(config))
+    assert code == 2
+    assert "is no JSON" in err
 
 
 def test_a_page_and_a_request_are_written(capsys, tmp_path):

@@ -207,3 +207,21 @@ def test_a_critic_a_reference_and_a_judge_are_stages_of_their_own():
     bare = Placements(asked(old_logprobs=False)).place("colocated")
     assert [stage.name for stage, _ in bare.trainer.stages] == ["train"]
     assert placed.step_s.value > bare.step_s.value
+
+
+def test_of_many_splits_the_best_is_found_without_looking_at_each():
+    ask = asked(gpus=256, groups=128)
+    placements = Placements(ask)
+    for name in ("disaggregated", "async"):
+        best_s = min(placements._bound_s(name, count) for count in placements.splits())
+        assert min(placements._bound_s(name, count) for count in placements._promising(name)) == best_s
+
+
+def test_a_large_bound_on_staleness_is_planned():
+    placed = Placements(asked(max_staleness=300)).place("async")
+    assert 0 < placed.step_s.value < math.inf
+
+
+def test_a_batch_that_would_take_minutes_to_follow_is_refused():
+    with pytest.raises(UserError, match="write --prompts"):
+        Placements(asked(groups=1_000_000)).place("colocated")

@@ -21,8 +21,9 @@ EXAMPLE = (
     "--max-tokens 32k"
 )
 
+MANY_LAYOUTS = 256
 LONG = 1000
-"""Rollouts or turns of one GPU from which a plan takes longer than a second or two."""
+"""GPUs, and rollouts or turns of one, from which a plan takes longer than a second or two."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -198,6 +199,8 @@ def _say_if_long(ask: Ask, args: argparse.Namespace) -> None:
         print(f"--sweep {' '.join(args.sweep)}: a whole plan at each point …", flush=True, file=sys.stderr)
     elif args.html:
         print("--html: plans over spreads, GPUs and models for its charts …", flush=True, file=sys.stderr)
+    elif ask.model.experts and ask.gpus >= MANY_LAYOUTS and ask.split is None:
+        print("experts on many GPUs: layouts of each split are searched …", flush=True, file=sys.stderr)
     elif each > LONG:
         print(f"{each:,.0f} rollouts and turns for each GPU: this takes a while …", flush=True, file=sys.stderr)
 

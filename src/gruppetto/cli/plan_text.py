@@ -44,7 +44,7 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
         yield ""
         yield _sweep(sweep)
         yield from (f"  {flip.says}" for flip in flips(sweep))
-        yield from (f"  {sweep.axis} = {at} is left out: {reason}" for at, reason in sweep.left_out)
+        yield from (f"  {sweep.axis} = {_at(at)} is left out: {reason}" for at, reason in sweep.left_out)
     yield ""
     yield from _moved(plan)
     yield from _sandboxes(plan)
@@ -180,11 +180,15 @@ def _sweep(sweep: Sweep) -> Table:
     for point in sweep.points:
         found = [point.placed.get(name) for name in names]
         table.add_row(
-            point.at if isinstance(point.at, str) else f"{point.at:,.6g}",
+            _at(point.at),
             *(show_seconds(one.step_s.value) if one else "does not fit" for one in found),
             *(show_share(one.utilization.value) if one else "" for one in found),
         )
     return table
+
+
+def _at(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.9g}"
 
 
 def _moved(plan: Plan) -> Iterator[str]:

@@ -96,7 +96,7 @@ def _one_by_one(
     late_s: float,
     train: Figure,
 ) -> Forecast:
-    phase_s = tail.last_s + late_s + trainer.score_s
+    phase_s = max(tail.last_s + late_s, ideal(rollouts, engines).value) + trainer.score_s  # a grid rounds, a bound holds
     left_s = train.value
     why = "nothing of it hidden: the batch is awaited whole"
     if schedule.stream:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gruppetto.ledger.models.model import Kind, Model, Tensor
 
@@ -41,9 +42,10 @@ class Block:
         return self.elements / self.layers * min(self.layers, -(-some * self.layers // of))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """A model's parameters (or their bytes) by how they are divided; of the text model, `vision` and `mtp` apart."""
+    """A model's parameters (or their bytes) by how they are divided; of the text model, `vision` and `mtp` apart.
+    Hashed as the object it is, so that what a search asks again and again is counted once."""
 
     name: str
     hidden: int
@@ -89,13 +91,13 @@ class Shares:
 
     def dense(self, some: int, tp: int) -> float:
         """Parameters of `some` layers on one of `tp` ranks, experts aside."""
-        return sum(self.part(some, tp, kind) for kind in ("divided", "keys", "whole"))
+        return _dense(self, some, tp)
 
     def expert(self, some: int, ep: int) -> float:
         """Parameters of experts in `some` layers on one of `ep` ranks."""
         if not self.experts:
             return 0.0
-        return self.part(some, 1, "expert") * -(-self.experts // ep) / self.experts
+        return _expert(self, some, ep)
 
     def rows(self, tp: int) -> float:
         """Share of an embedding matrix on one of `tp` ranks, padding in it."""
@@ -108,6 +110,16 @@ class Shares:
         """Embedding and head on one rank of a stage. A stage that is first and last holds a tied matrix once."""
         head = self.head or (0 if first else self.embedding)
         return self.rows(tp) * ((self.embedding if first else 0) + (head if last else 0))
+
+
+@lru_cache(maxsize=4096)
+def _dense(shares: Shares, some: int, tp: int) -> float:
+    return sum(shares.part(some, tp, kind) for kind in ("divided", "keys", "whole"))
+
+
+@lru_cache(maxsize=4096)
+def _expert(shares: Shares, some: int, ep: int) -> float:
+    return shares.part(some, 1, "expert") * -(-shares.experts // ep) / shares.experts
 
 
 def shares_of(model: Model, weigh: Callable[[Tensor], float] = lambda tensor: 1) -> Shares:

@@ -61,7 +61,7 @@ def _from_file(path: Path, source: str) -> Model:
         raise UserError(
             f"model {source!r} cannot be read ({type(error).__name__}); write the path of a config.json"
         ) from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise UserError(
             f"model {source!r} is no JSON ({error}); write the path of a Hugging Face config.json"
         ) from None

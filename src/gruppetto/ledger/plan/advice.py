@@ -273,4 +273,4 @@ _AXES: dict[str, Callable[[Ask, Any], Ask]] = {
 
 
 def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.6g}"
+    return value if isinstance(value, str) else f"{value:,.9g}"

@@ -24,6 +24,8 @@ from gruppetto.ledger.transfers.switch import Switch, switch
 from gruppetto.ledger.transfers.sync import Sync, sync
 from gruppetto.ledger.units import show_seconds, show_share
 
+MANY_SPLITS = 17
+"""Splits up to which each is looked at."""
 TRIED = 2
 """Splits, the best by their bounds, whose expected step is made."""
 
@@ -255,9 +257,12 @@ class Placements:
 
     def splits(self) -> list[int]:
         """Numbers of rollout GPUs worth a look: sixteenths of all, whole nodes where there are many."""
-        gpus, node = self.ask.gpus, self.ask.gpu.gpus_per_node
-        unit = node * max(1, gpus // (32 * node)) if gpus >= 16 * node else max(1, gpus // 16)
+        gpus, unit = self.ask.gpus, self._unit()
         return [count for count in range(unit, gpus, unit) if self.fits(count)]
+
+    def _unit(self) -> int:
+        gpus, node = self.ask.gpus, self.ask.gpu.gpus_per_node
+        return node * max(1, gpus // (32 * node)) if gpus >= 16 * node else max(1, gpus // 16)
 
     def fits(self, rollout_gpus: int) -> bool:
         """Whether both sides have a layout."""
@@ -272,12 +277,25 @@ class Placements:
         """The split with the shortest step: bounds rank all, expectations decide between the best of them."""
         if self.ask.split is not None:
             return self.ask.split[0]
-        ranked = sorted(self.splits(), key=lambda count: self._bound_s(name, count))
+        ranked = sorted(self._promising(name), key=lambda count: self._bound_s(name, count))
         if not ranked:
             self.place_or_say(name)
         kind = "async" if name == "elastic" and self.ask.max_staleness else name
         kind = "disaggregated" if kind == "elastic" else kind
         return min(ranked[:TRIED], key=lambda count: self._apart(kind, count).step_s.value)
+
+    def _promising(self, name: str) -> list[int]:
+        """Of few splits all; of many every fourth, and what lies between the best of them and its neighbours: the bound
+        falls to one side's limit and rises from there, and each split costs a search of layouts."""
+        gpus, unit = self.ask.gpus, self._unit()
+        if gpus // unit <= MANY_SPLITS:
+            return self.splits()
+        coarse = [count for count in range(4 * unit, gpus, 4 * unit) if self.fits(count)]
+        if not coarse:
+            return self.splits()
+        best = min(coarse, key=lambda count: self._bound_s(name, count))
+        near = range(max(unit, best - 3 * unit), min(gpus, best + 4 * unit), unit)
+        return sorted({*coarse, *(count for count in near if self.fits(count))})
 
     def place_or_say(self, name: str) -> None:
         """Raises the `UserError` that says why no split fits."""
