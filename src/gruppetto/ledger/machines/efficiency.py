@@ -107,14 +107,20 @@ class Efficiency:
     def __post_init__(self) -> None:
         for name in _SHARES:
             value = getattr(self, name)
-            if not 0 < value <= 1:
-                raise UserError(f"efficiency {name} = {value}: a share of a peak lies above 0 and at most at 1")
+            if not _LEAST_SHARE <= value <= 1:
+                raise UserError(
+                    f"efficiency {name} = {value}: a share of a peak lies from {_LEAST_SHARE:g} to 1; write {name}=0.5"
+                )
         for name in _RATES:
-            if not getattr(self, name) > 0:
-                raise UserError(f"efficiency {name} = {getattr(self, name)}: bytes/s must be above 0")
+            if not getattr(self, name) >= _LEAST_RATE:  # infinite: takes no time
+                raise UserError(
+                    f"efficiency {name} = {getattr(self, name)}: bytes/s, {_LEAST_RATE:g} or more; write {name}=2e10"
+                )
         for name in _SECONDS:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"efficiency {name} = {getattr(self, name)}: seconds are finite and not negative")
+            if not 0 <= getattr(self, name) <= _MOST_SECONDS:
+                raise UserError(
+                    f"efficiency {name} = {getattr(self, name)}: seconds from 0 to {_MOST_SECONDS:g}; write {name}=0.01"
+                )
 
     def source(self, field_name: str) -> str:
         """Where the value of this field comes from."""
@@ -126,13 +132,14 @@ class Efficiency:
         for key in changed:
             if key not in known:
                 near = get_close_matches(key, known, n=1)
-                raise UserError(
-                    f"efficiency {key!r} is not known; {f'did you mean {near[0]}?' if near else 'see docs'}"
-                )
+                hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(sorted(known))}"
+                raise UserError(f"efficiency {key!r} is not known; {hint}")
         origin = "; ".join(filter(None, (self.origin, f"given: {', '.join(sorted(changed))}")))
         return replace(self, origin=origin, own=self.own | frozenset(changed), **changed)
 
 
+_LEAST_SHARE, _LEAST_RATE, _MOST_SECONDS = 1e-6, 1e3, 86_400.0
+"""Beyond them a figure is a slip of units."""
 _SHARES = (
     "decode_bandwidth", "decode_compute", "prefill", "engine", "memory_fraction", "forward", "train", "train_experts",
     "nvlink", "network", "host_link",
