@@ -30,13 +30,16 @@ from gruppetto.weights.channels.fit import misfit, wanted_specs
 from gruppetto.weights.channels.gloo import GlooSink
 from gruppetto.weights.channels.port import Port, Unreachable, port_of
 from gruppetto.weights.channels.probe import Probe
-from gruppetto.weights.channels.shm import ShmSink
+from gruppetto.weights.channels.shm import ShmMemory, ShmSink
 from gruppetto.weights.channels.transfer import Outcome, transfer
 from gruppetto.weights.delta.packet import to_bytes
 from gruppetto.weights.delta.snapshot import EngineState, Proposal, Snapshot
 from gruppetto.weights.faults import Found, faults
 from gruppetto.weights.layouts.names import EMBEDDING, HEAD
 from gruppetto.weights.layouts.spec import Spec
+
+_PATIENCE = 4
+"""An engine waits so many times longer for the trainer than it is waited for itself: the trainer waits for others."""
 
 Channel = Literal["shm", "disk", "gloo"]
 
@@ -98,6 +101,7 @@ class TwoPhase(WeightChannel):
         self._snapshot: Snapshot | None = None
         self._snapshot_specs: dict[str, Spec] = {}
         self._snapshot_pending = False
+        self._memory = ShmMemory()
         self._count = 0
         self._one = asyncio.Lock()
         self.fenced: dict[str, tuple[str, str]] = {}
@@ -261,7 +265,7 @@ class TwoPhase(WeightChannel):
                 base_version=base,
                 audit=done.audited,
                 moving=moving,
-                deadline_s=s.deadline_s,
+                deadline_s=_PATIENCE * s.deadline_s,
             )
 
         ports = {name: self._ports[name][1] for name in names}
@@ -277,7 +281,7 @@ class TwoPhase(WeightChannel):
             return DiskSink(version, s.folder)
         if s.channel == "gloo":
             return GlooSink(plans, names, s.deadline_s, s.host)
-        return ShmSink(plans, names, s.deadline_s)
+        return ShmSink(plans, names, s.deadline_s, self._memory)
 
     # --- what changed ------------------------------------------------------------------------------------------------
 

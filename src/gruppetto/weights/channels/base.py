@@ -7,7 +7,7 @@ bucket, how it comes); it is plain data, so that it travels as JSON; an end that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -119,6 +119,14 @@ class Target(Protocol):
     async def close_weights(self, version: int) -> None:
         """They are whole: serves them as `version` once it is resumed."""
         ...
+
+
+class SinkError(RunError):
+    """The sending end cannot go on because of the engines: of `engines` where it knows which, else each says why."""
+
+    def __init__(self, message: str, engines: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.engines = tuple(engines)
 
 
 class Sink(ABC):

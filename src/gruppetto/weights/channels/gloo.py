@@ -22,7 +22,7 @@ from torch import Tensor
 from gruppetto.clock import monotonic
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan
-from gruppetto.weights.channels.base import BUFFERS, Sink
+from gruppetto.weights.channels.base import BUFFERS, Sink, SinkError
 from gruppetto.weights.channels.sums import Bytes
 
 _LOOK = timedelta(milliseconds=50)
@@ -90,8 +90,8 @@ class GlooSink(Sink):
             _pause()
         if waiting or self._gone or self._closed:
             self._store.set("go", "no")
-            late = ", ".join(sorted(self._gone or waiting))
-            raise RunError(f"gloo: {late} did not come to the broadcast")
+            late = sorted(self._gone or waiting)
+            raise SinkError(f"gloo: {', '.join(late)} did not come to the broadcast", () if self._closed else late)
         self._store.set("go", "yes")
         self._group = _group(self._store, 0, len(self._ranks) + 1, self._host, self._deadline_s)
 
@@ -101,7 +101,7 @@ class GlooSink(Sink):
             try:
                 work.wait()
             except RuntimeError as error:
-                raise RunError(f"gloo: the broadcast broke: {_first_line(error)}") from None
+                raise SinkError(f"gloo: the broadcast broke: {_first_line(error)}") from None
 
 
 class GlooStream:

@@ -40,6 +40,7 @@ class Receiver:
         self._target = target
         self.boot = uuid.uuid4().hex
         self._one = asyncio.Lock()
+        self._loading: asyncio.Future[dict[str, int]] | None = None
         self._stream: Stream | None = None
         self._written: int | None = None
         self._delta: Prepared | None = None
@@ -86,8 +87,10 @@ class Receiver:
 
     async def _prepare_full(self, offer: Offer) -> dict[str, int]:
         self._held = None
+        await self._end_loading()
         room = await self._target.open_weights()
-        digests = await asyncio.to_thread(self._load, offer, room)
+        self._loading = asyncio.ensure_future(asyncio.to_thread(self._load, offer, room))
+        digests = await asyncio.shield(self._loading)
         served = await self._target.weights()
         self._written = offer.version
         if offer.moving:
@@ -98,6 +101,14 @@ class Receiver:
         own = {served.aliases.get(name, name): value for name, value in digests.items()}
         missed = {name: tensor for name, tensor in served.tensors.items() if name not in own}
         return own | await asyncio.to_thread(_digests, missed)
+
+    async def _end_loading(self) -> None:
+        """A call that nobody waits for any more may still be writing."""
+        if self._loading is not None and not self._loading.done():
+            if self._stream is not None:
+                self._stream.close()
+            await asyncio.wait([self._loading])
+        self._loading = None
 
     def _load(self, offer: Offer, room: Mapping[str, Tensor]) -> dict[str, int]:
         """Writes what comes; digests by the names that came."""

@@ -2,7 +2,8 @@
 
 Promises: the memory has no name and the socket lies in a folder of the user's own, so nothing is left behind by a kill
 and nobody else can read it; an engine reads a bucket while it is still being written, so that it finds the bytes in the
-cache; the end of a process is seen at once, as the end of its socket; a slow engine is waited for until the deadline.
+cache; the end of a process is seen at once, as the end of its socket; an engine that loads nothing for the deadline is
+left behind.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import struct
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,30 +26,53 @@ import numpy as np
 from gruppetto.clock import monotonic
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan
-from gruppetto.weights.channels.base import BUFFERS, Sink
+from gruppetto.weights.channels.base import BUFFERS, Sink, SinkError
 from gruppetto.weights.channels.sums import Bytes
 
 PIECE = 2 << 20
 """Bytes between two words of progress: a few, against one system call."""
 
 _LOOK_S = 0.05
+_MAP = mmap.MAP_SHARED | mmap.MAP_POPULATE
 _PROGRESS = struct.Struct("<IQ")
 _LOADED = struct.Struct("<I")
 _NAME_LIMIT = 255
 
 
-class ShmSink(Sink):
-    """One publish to `engines`, which come with `ShmStream`."""
+class ShmMemory:
+    """Memory without a name: its pages are taken once, since to take them costs as much as a copy into them."""
 
-    def __init__(self, plans: Sequence[BucketPlan], engines: Sequence[str], deadline_s: float) -> None:
+    def __init__(self) -> None:
+        self.size = 0
+        self.fd = -1
+        self._end: weakref.finalize[..., ShmMemory] | None = None
+        self.bytes: Bytes = np.empty(0, np.uint8)
+
+    def hold(self, buffers: int, size: int) -> None:
+        """At least so many buffers of `size` bytes."""
+        wanted = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE * buffers
+        if wanted <= self.size:
+            return
+        if self._end is not None:
+            self._end()
+        self.fd = os.memfd_create("gruppetto-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, wanted)
+        self.bytes = np.frombuffer(mmap.mmap(self.fd, wanted, flags=_MAP), np.uint8)
+        self.size = wanted
+        self._end = weakref.finalize(self, os.close, self.fd)
+
+
+class ShmSink(Sink):
+    """One publish to `engines`, which come with `ShmStream`; `memory` is kept from one publish to the next."""
+
+    def __init__(
+        self, plans: Sequence[BucketPlan], engines: Sequence[str], deadline_s: float, memory: ShmMemory | None = None
+    ) -> None:
         self._deadline_s, self._count = deadline_s, len(plans)
-        size = max((plan.num_bytes for plan in plans), default=1)
-        self._half = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.buffer_bytes = self._half * BUFFERS
-        self._fd = os.memfd_create("gruppetto-weights", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, self.buffer_bytes)
-        self._map = mmap.mmap(self._fd, self.buffer_bytes)
-        self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self._memory = memory or ShmMemory()
+        self._memory.hold(BUFFERS, max((plan.num_bytes for plan in plans), default=1))
+        self._half = self._memory.size // BUFFERS
+        self.buffer_bytes = self._memory.size
         self._folder = Path(tempfile.mkdtemp(prefix="gruppetto-"))
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self._folder / "weights"))
@@ -69,7 +94,7 @@ class ShmSink(Sink):
         self._wait_until_loaded(plan.index - BUFFERS)
         at = plan.index % BUFFERS * self._half
         self._told = 0
-        return self._bytes[at : at + plan.num_bytes]
+        return self._memory.bytes[at : at + plan.num_bytes]
 
     def filled(self, plan: BucketPlan, end: int) -> None:
         if end - self._told < PIECE and end < plan.num_bytes:
@@ -96,26 +121,26 @@ class ShmSink(Sink):
         self._peers.clear()
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
     def _meet(self) -> None:
         """Every engine that is expected has come, or is gone."""
         end = monotonic() + self._deadline_s
         while self._missing():
-            self._look(end, "to connect")
+            self._refuse_closed()
+            if monotonic() > end:
+                for name in self._missing():
+                    self.gone(name)
             with contextlib.suppress(TimeoutError):
                 peer, _ = self._server.accept()
                 self._greet(peer)
         if not self._peers:
-            raise RunError("shared memory: no engine came to take the weights")
+            raise SinkError("shared memory: no engine came to take the weights")
 
     def _greet(self, peer: socket.socket) -> None:
         peer.settimeout(self._deadline_s)
         try:
             name = _read(peer, peer.recv(1)[0]).decode()
-            socket.send_fds(peer, [b"m"], [self._fd])
+            socket.send_fds(peer, [b"m"], [self._memory.fd])
         except (OSError, IndexError, EOFError, UnicodeDecodeError):
             peer.close()
             return
@@ -128,10 +153,14 @@ class ShmSink(Sink):
     def _wait_until_loaded(self, index: int) -> None:
         end = monotonic() + self._deadline_s
         while late := [name for name in self._peers if self._loaded[name] < index]:
-            self._look(end, f"to load bucket {index}")
+            self._refuse_closed()
             self._hear(late)
+            if monotonic() > end:
+                for name in late:
+                    if name in self._peers and self._loaded[name] < index:
+                        self._leave(name)
         if not self._peers:
-            raise RunError("shared memory: every engine has left before the last bucket")
+            raise SinkError("shared memory: every engine has left before the last bucket")
 
     def _hear(self, names: Sequence[str]) -> None:
         """Reads what has come of these engines; waits a moment where nothing has."""
@@ -151,12 +180,9 @@ class ShmSink(Sink):
         self._peers.pop(name).close()
         self.gone(name)
 
-    def _look(self, end: float, what: str) -> None:
+    def _refuse_closed(self) -> None:
         if self._closed:
-            raise RunError("shared memory: the publish was given up")
-        if monotonic() > end:
-            late = sorted(self._missing()) or sorted(self._peers)
-            raise RunError(f"shared memory: waited {self._deadline_s:g} s for {', '.join(late)} {what}")
+            raise SinkError("shared memory: the publish was given up")
 
 
 def _read(peer: socket.socket, size: int) -> bytes:
@@ -223,7 +249,7 @@ class _Ready:
 
 def _mapped(fd: int) -> Bytes:
     try:
-        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ), np.uint8)
+        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, flags=_MAP, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(fd)
 

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gruppetto.errors import EngineError, GruppettoError, RunError
+from gruppetto.errors import EngineError, GruppettoError
 from gruppetto.weights.buckets import BucketPlan
-from gruppetto.weights.channels.base import Offer, Sink
+from gruppetto.weights.channels.base import Offer, Sink, SinkError
 from gruppetto.weights.channels.feed import Source, pump
 from gruppetto.weights.channels.port import Port, Unreachable
 
@@ -95,15 +95,16 @@ async def _once(
         if _needs_end(sink):
             result.sent = await pumping
         asking = [asyncio.create_task(_ask(port, make_offer, sink, result)) for port in ports.values()]
-        own: BaseException | None = None
+        broken: SinkError | None = None
         try:
             result.sent = await asyncio.shield(pumping)
-        except RunError as error:
-            own = error
+        except SinkError as error:
+            broken = error
             sink.close()
+            _blame(error, asking, ports, result)
         await _ended(asking, ports, result, deadline_s)
-        if own is not None and not result.failed:
-            raise own
+        if broken is not None and not result.failed:
+            raise broken
     finally:
         for task in asking:
             task.cancel()
@@ -112,6 +113,13 @@ async def _once(
             await pumping
         await asyncio.gather(*asking, return_exceptions=True)
     return result
+
+
+def _blame(error: SinkError, asking: Sequence[asyncio.Task[None]], ports: Mapping[str, Port], result: Outcome) -> None:
+    for task, name in zip(asking, ports, strict=True):
+        if name in error.engines and name not in result.failed:
+            task.cancel()
+            result.failed[name] = Unreachable(name, str(error))
 
 
 def _needs_end(sink: Sink) -> bool:
@@ -133,6 +141,6 @@ async def _ended(
     """All have answered, or are late."""
     _, late = await asyncio.wait(asking, timeout=deadline_s)
     for task, name in zip(asking, ports, strict=True):
-        if task in late:
+        if task in late and name not in result.failed:
             task.cancel()
             result.failed[name] = Unreachable(name, f"did not acknowledge the weights within {deadline_s:g} s")
