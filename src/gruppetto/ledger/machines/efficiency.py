@@ -121,6 +121,12 @@ class Efficiency:
                 raise UserError(
                     f"efficiency {name} = {getattr(self, name)}: seconds from 0 to {_MOST_SECONDS:g}; write {name}=0.01"
                 )
+        for name in _AMOUNTS:
+            if not 0 <= getattr(self, name) <= _MOST_AMOUNT:
+                raise UserError(
+                    f"efficiency {name} = {getattr(self, name)}: from 0 to {_MOST_AMOUNT:g}; leave it out for "
+                    f"{SOURCES[name]}"
+                )
 
     def source(self, field_name: str) -> str:
         """Where the value of this field comes from."""
@@ -138,7 +144,15 @@ class Efficiency:
         return replace(self, origin=origin, own=self.own | frozenset(changed), **changed)
 
 
-_LEAST_SHARE, _LEAST_RATE, _MOST_SECONDS = 1e-6, 1e3, 86_400.0
+_AMOUNTS = (
+    "misc_broadcast",
+    "graphs",
+    "graph_bytes",
+    "residual_bytes",
+    "trainer_residual_bytes",
+    "process_groups_bytes",
+)
+_LEAST_SHARE, _LEAST_RATE, _MOST_SECONDS, _MOST_AMOUNT = 1e-6, 1e3, 86_400.0, 1e13
 """Beyond them a figure is a slip of units."""
 _SHARES = (
     "decode_bandwidth", "decode_compute", "prefill", "engine", "memory_fraction", "forward", "train", "train_experts",
