@@ -72,8 +72,9 @@ class Cap:
 
     def _learn_slots(self, reading: Reading) -> None:
         """What an engine says that it runs at once is where its limit begins and ends."""
-        if reading.slots and reading.slots != self._ceiling:
-            self._ceiling = min(reading.slots, self._rules.most)
+        ceiling = min(reading.slots, self._rules.most)
+        if ceiling and not (self._known and ceiling == self._ceiling):
+            self._ceiling = ceiling
             if not self._known:
                 self.value = self._ceiling
             self._known = True
