@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if full_disk(error):
-            _complain(f"the disk is full ({str(error).splitlines()[0]}); free space, then go on with --resume")
+            _complain(f"the disk is full ({str(error).splitlines()[0]}); free space; a run goes on with --resume")
             return 1
         lines = str(error).splitlines() or [""]
         _complain(f"{type(error).__name__}: {lines[0]} (not foreseen; add --debug to see where)")
