@@ -96,6 +96,7 @@ class TwoPhase(WeightChannel):
     def __init__(self, settings: PublishSettings, *, probe: Probe | None = None) -> None:
         self._settings, self._probe = settings, probe
         self._ports: dict[str, tuple[Engine, Port]] = {}
+        self._boots: dict[str, str] = {}
         self._served: dict[str, EngineState] = {}
         self._before: dict[str, Manifest] = {}
         self._snapshot: Snapshot | None = None
@@ -105,7 +106,7 @@ class TwoPhase(WeightChannel):
         self._count = 0
         self._one = asyncio.Lock()
         self.fenced: dict[str, tuple[str, str]] = {}
-        """Boot ("" where it never told) and reason, by engine."""
+        """The boot that is fenced ("" where it never told one) and why, by engine."""
         self.last: Published | None = None
 
     async def publish(
@@ -120,11 +121,11 @@ class TwoPhase(WeightChannel):
             todo = {name: state for name, state in states.items() if not self._has(name, state, version)}
             done.kinds = dict.fromkeys(states, "had it")
             if todo:
-                await self._send(version, source, todo, done)
+                await self._send(version, source, todo, states, done)
                 self._count += 1
             done.seconds = now() - begin
             for name, error in done.failed.items():
-                self._fence(name, states.get(name), error)
+                self._fence(name, error)
             for error in done.failed.values():
                 raise error
             return [self._receipt(engine.name, done) for engine in engines]
@@ -138,7 +139,7 @@ class TwoPhase(WeightChannel):
                 try:
                     await self._probe.check(engine, version)
                 except EngineError as error:
-                    self._fence(engine.name, None, error)
+                    self._fence(engine.name, error)
                     raise
 
     def readmit(self, name: str) -> None:
@@ -158,11 +159,12 @@ class TwoPhase(WeightChannel):
         for engine, answer in zip(engines, answers, strict=True):
             if isinstance(answer, EngineError):
                 done.failed[engine.name] = answer
-            elif engine.name in self.fenced and self.fenced[engine.name][0] in ("", answer.boot):
+            elif engine.name in self.fenced and self.fenced[engine.name][0] == answer.boot:
                 reason = self.fenced[engine.name][1]
                 done.failed[engine.name] = EngineError(engine.name, f"is fenced: {reason}")
             else:
                 self.fenced.pop(engine.name, None)
+                self._boots[engine.name] = answer.boot
                 found[engine.name] = answer
         return found
 
@@ -191,9 +193,8 @@ class TwoPhase(WeightChannel):
     def _has(self, name: str, state: State, version: int) -> bool:
         return self._served.get(name) == EngineState(state.boot, version) and state.version == version
 
-    def _fence(self, name: str, state: State | None, error: EngineError) -> None:
-        boot = state.boot if state else self.fenced.get(name, ("", ""))[0]
-        self.fenced.setdefault(name, (boot, str(error)))
+    def _fence(self, name: str, error: EngineError) -> None:
+        self.fenced.setdefault(name, (self._boots.get(name, ""), str(error)))
         self._served.pop(name, None)
         if self._snapshot is not None:
             self._snapshot.gone(name)
@@ -204,8 +205,10 @@ class TwoPhase(WeightChannel):
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    async def _send(self, version: int, source: Source, states: dict[str, State], done: Published) -> None:
-        """Prepares all, commits those that acknowledged what was sent."""
+    async def _send(
+        self, version: int, source: Source, states: Mapping[str, State], known: Mapping[str, State], done: Published
+    ) -> None:
+        """Prepares all of `states`, commits those that acknowledged what was sent."""
         groups: dict[tuple[Spec, ...], list[str]] = {}
         for name, state in states.items():
             groups.setdefault(state.specs, []).append(name)
@@ -215,7 +218,8 @@ class TwoPhase(WeightChannel):
             if not fitting:
                 continue
             if self._settings.mode == "delta" and len(groups) == 1:
-                prepared += await self._send_changes(version, source, fitting, done)
+                having = {name: state for name, state in known.items() if name not in states}
+                prepared += await self._send_changes(version, source, fitting, having, done)
             else:
                 prepared += await self._send_full(version, source, fitting, done)
         await self._commit_all(version, prepared, done)
@@ -286,8 +290,9 @@ class TwoPhase(WeightChannel):
     # --- what changed ------------------------------------------------------------------------------------------------
 
     async def _send_changes(
-        self, version: int, source: Source, states: Mapping[str, State], done: Published
+        self, version: int, source: Source, states: Mapping[str, State], having: Mapping[str, State], done: Published
     ) -> list[_Prepared]:
+        """`having`: engines that have this version already; the snapshot is to know of them."""
         if not isinstance(source, Plain):
             raise UserError("weights.mode = 'delta' needs whole tensors on one rank; write weights.mode = 'full'")
         state = next(iter(states.values()))
@@ -298,11 +303,13 @@ class TwoPhase(WeightChannel):
         self._snapshot.drop()
         self._snapshot_pending = False
         arrays = await asyncio.to_thread(source.bits, list(specs.values()))
-        held = {name: EngineState(found.boot, found.version) for name, found in states.items()}
+        held = {name: EngineState(found.boot, found.version) for name, found in {**states, **having}.items()}
         proposal = await asyncio.to_thread(self._snapshot.propose, version, arrays, held)
         self._snapshot_pending = True
+        for name in having:
+            self._snapshot.confirmed(name, held[name], proposal.digests)
         manifest = make_manifest(version, self._plans(specs.values()), proposal.digests)
-        acks = await self._send_packet(proposal, done)
+        acks = await self._send_packet(proposal, [name for name in proposal.by_delta if name in states], done)
         full = {n: s for n, s in states.items() if n not in acks and not isinstance(done.failed.get(n), Unreachable)}
         if full:  # also where a delta was refused
             for name in full:
@@ -312,14 +319,15 @@ class TwoPhase(WeightChannel):
             ).acks
         return self._good(acks, manifest, states, done)
 
-    async def _send_packet(self, proposal: Proposal, done: Published) -> dict[str, Mapping[str, int]]:
-        if proposal.delta is None:
+    async def _send_packet(
+        self, proposal: Proposal, names: Sequence[str], done: Published
+    ) -> dict[str, Mapping[str, int]]:
+        if proposal.delta is None or not names:
             return {}
         packet = await asyncio.to_thread(to_bytes, proposal.delta)
         pieces = Packet(packet, self._settings.bucket_bytes)
         plans = plan_buckets(pieces.specs(), max(self._settings.bucket_bytes, ALIGN), groups=())
         base = proposal.delta.base_version
-        names = proposal.by_delta
         outcome = await self._transfer(proposal.version, plans, pieces, names, done, kind="delta", base=base)
         done.sent_bytes += len(packet)
         done.kinds |= dict.fromkeys(names, "delta")
