@@ -15,7 +15,7 @@ from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.plan.advice import EQUAL, best, flips, place_all, read_sweep, sweep
 from gruppetto.ledger.plan.as_json import as_json
 from gruppetto.ledger.plan.ask import Ask
-from gruppetto.ledger.plan.losses import losses
+from gruppetto.ledger.plan.losses import UNEXPLAINED, losses
 from gruppetto.ledger.plan.placements import Placements
 from gruppetto.ledger.plan.plan import plan
 from gruppetto.ledger.plan.request import request
@@ -30,6 +30,11 @@ def asked(**changed):
     return replace(base, **{"placements": ALL, **changed})
 
 
+def unexplained(items):
+    """What the items that are computed one by one do not explain."""
+    return sum(item.share for item in items if item.name == UNEXPLAINED)
+
+
 def lengths_of(mean, cv=1.0, cap=16_384):
     return LognormalLengths.from_mean_cv(mean, cv, cap, icc=0.4)
 
@@ -42,6 +47,7 @@ def test_losses_sum_to_one_and_none_is_negative(name, gpus):
     items = losses(placed, ask.gpu.bf16_flops)
     assert sum(item.share for item in items) == pytest.approx(1.0, abs=1e-9)
     assert sum(item.gpu_s for item in items) == pytest.approx(gpus * placed.step_s.value)
+    assert abs(unexplained(items)) < 0.03
     assert min(item.share for item in items) > -0.02  # an expectation may lie under its bound by a rounding of rows
     assert 0 < items[0].share < placed.utilization.value <= placed.ceiling.value + 0.02
 
@@ -84,6 +90,7 @@ def test_any_ask_adds_up(gpus, groups, group_size, mean, cv, name):
     placed = Placements(ask).place(name)
     items = losses(placed, ask.gpu.bf16_flops)
     assert sum(item.share for item in items) == pytest.approx(1.0, abs=1e-9)
+    assert abs(unexplained(items)) < 0.03
     assert placed.rollout.used + (0 if placed.colocated else placed.trainer.used) <= gpus
     assert math.isfinite(placed.step_s.value)
     assert placed.step_s.value > 0
@@ -225,3 +232,15 @@ def test_a_large_bound_on_staleness_is_planned():
 def test_a_batch_that_would_take_minutes_to_follow_is_refused():
     with pytest.raises(UserError, match="write --prompts"):
         Placements(asked(groups=1_000_000)).place("colocated")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_losses_of_agents_with_a_layout_that_costs_are_explained_too(name):
+    from gruppetto.ledger.layouts.layout import TrainLayout
+
+    tools = Tools.from_mean(5.0, turn_tokens=400, observation_tokens=100)
+    ask = asked(tools=tools, gpus=24, train=TrainLayout(tp=2, pp=2, shard="optimizer"), critic=True)
+    placed = Placements(ask).place(name)
+    items = losses(placed, ask.gpu.bf16_flops)
+    assert abs(unexplained(items)) < 0.03
+    assert {"pipeline bubble", "tensor traffic", "critic below peak"} <= {item.name for item in items}

@@ -12,6 +12,7 @@ Every number is an expectation from the lengths' distribution and the engine's p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from gruppetto.ledger.generation.tail import Tail
 
 _BATCHES = 128
 _TAIL = 0.05
+_PARTS = ("worked_s", "away_s", "again_s", "apart_s", "behind_s", "held_s", "hidden_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,20 @@ class Forecast:
     """Rows that gave way for want of KV, all engines."""
     tool_s: Figure
     """In tool calls, of one rollout."""
+    worked_s: Figure
+    """Of one engine: a batch's share decoded and prefilled, with the rows there are, before the tail."""
+    away_s: Figure
+    """Of one engine: all of its rollouts are in tools."""
+    again_s: Figure
+    """Of one engine: live rollouts prefilled again under new weights."""
+    apart_s: Figure
+    """Of the phase: long rollouts fall together on one engine."""
+    behind_s: Figure
+    """Of the phase: what the longest rollouts of a batch take beyond their share of the work at the best rate."""
+    held_s: Figure
+    """Of the phase: engines wait for the trainer (k >= 1)."""
+    hidden_s: Figure
+    """Of training, what rollouts hide (k = 0)."""
 
     @property
     def bound_s(self) -> float:
@@ -96,7 +112,9 @@ def _one_by_one(
     late_s: float,
     train: Figure,
 ) -> Forecast:
-    phase_s = max(tail.last_s + late_s, ideal(rollouts, engines).value) + trainer.score_s  # a grid rounds, a bound holds
+    phase_s = (
+        max(tail.last_s + late_s, ideal(rollouts, engines).value) + trainer.score_s
+    )  # a grid rounds, a bound holds
     left_s = train.value
     why = "nothing of it hidden: the batch is awaited whole"
     if schedule.stream:
@@ -116,7 +134,43 @@ def _one_by_one(
         f"rollouts {phase_s:,.0f} + train {after:,.0f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
     )
     exposed = Figure(after, "s", f"{train.formula} + optimizer {trainer.step_s:g} s; {why}")
-    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, line, _tail_s(tail) + late_s)
+    parts = _engine_parts(line, ideal(rollouts, engines).value, tail.last_s)
+    parts |= {
+        "apart_s": Figure(late_s, "s", "the latest engine is later than one with the mean load"),
+        "hidden_s": Figure(train.value - left_s, "s", why),
+    }
+    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, line, _tail_s(tail) + late_s, parts)
+
+
+def _engine_parts(line: Timeline, ideal_s: float, last_s: float) -> dict[str, Figure]:
+    """Seconds of a typical engine: work, tools, and the tail: what the last 5 % of its rollouts take beyond their share
+    of the work at the best rate, and what the last of the batch takes beyond them."""
+    worked_s, begin = line.decode_s + line.prefill_s, line.ended(1 - _TAIL)
+    share = _made_after(line, begin)
+    thin_s = min(line.end_s - begin - share * ideal_s, worked_s - ideal_s)
+    thin_s = max(0.0, thin_s)
+    text = f"decode and prefill {worked_s:,.1f} s of a typical engine's share"
+    return {
+        "worked_s": Figure(worked_s - thin_s, "s", f"{text}, {thin_s:,.1f} s of the tail left out"),
+        "away_s": Figure(line.end_s - worked_s, "s", "all of its rollouts in tools"),
+        "behind_s": Figure(
+            last_s - line.end_s + thin_s,
+            "s",
+            f"from {begin:,.0f} s on few rollouts are left, with {share:.1%} of the tokens; the last ends at "
+            f"{last_s:,.0f} s",
+        ),
+    }
+
+
+def _made_after(line: Timeline, at: float) -> float:
+    """Share of a typical engine's tokens that are made after `at`."""
+    import numpy as np
+
+    since = float(np.interp(at, line.times, line.running))
+    left = [row for row in line.rows if row.ended_s > at]
+    ended = np.interp([row.ended_s for row in left], line.times, line.running)
+    made = sum(min(row.tokens, float(end) - since) for row, end in zip(left, ended, strict=True))
+    return made / max(1, sum(row.tokens for row in line.rows))
 
 
 def _left_s(
@@ -200,7 +254,14 @@ def _overlapping(
     exposed = Figure(after_s, "s", f"{train.formula} + optimizer {trainer.step_s:g} s")
     shown = flowing or line
     batches = len(shown.rows) * engines.count / rollouts.count
-    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, shown, 0.0, batches)
+    held_s = max(0.0, train.value - one_s - again) if not schedule.colocated else 0.0
+    parts = {
+        "worked_s": Figure(one_s, "s", "a batch's share of work that never stops"),
+        "again_s": Figure(again, "s", "live rollouts prefilled again under new weights"),
+        "behind_s": Figure(phase_s - least, "s", f"the longest of a batch over {k + 1} steps, beyond {least:,.0f} s"),
+        "held_s": Figure(held_s, "s", f"{train.value:,.0f} s of training, beyond the engines' {one_s + again:,.0f} s"),
+    }
+    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, shown, 0.0, parts, batches)
 
 
 def _recursion(spans: list[float], k: int, least: float, between_s: float) -> float:
@@ -257,6 +318,7 @@ def _forecast(
     switch_s: float,
     line: Timeline,
     tail_s: float,
+    parts: Mapping[str, Figure],
     batches: float = 1.0,
 ) -> Forecast:
     least, longest, stairs = ideal(rollouts, engines), critical(rollouts, engines), staircase(rollouts, engines)
@@ -296,4 +358,5 @@ def _forecast(
         ),
         preemptions=Figure(line.preemptions * engines.count / batches, "rows", "of one engine x engines"),
         tool_s=Figure(calls * call_s, "s", f"{calls:,.1f} calls x {call_s:,.2f} s"),
+        **{name: parts.get(name, Figure(0.0, "s", "none")) for name in _PARTS},
     )

@@ -71,13 +71,20 @@ def seconds(
     kv = shares.blocks["keys"].elements / (shares.layers * shares.hidden) or shares.widths["attention"] / 2
     context = 3 * (layout.cp - 1) * 2.0 * kv / layout.tp * mine * layers / links.ring(layout.cp, layout.tp)
     bubble = computing * (layout.pp - 1) / work.micro_batches(layout.dp)
-    if layout.pp > 1:
-        bubble += 2 * unit * mine / layout.tp / links.network
+    bubble += boundary_s(shares, layout, work, links)
     data = max(0.0, _data_s(layout, work, links, sizes) - computing)
     reading = passes * work.micro_batches(layout.dp) * work.precision.weights * sum(sizes) / gpu.bandwidth
     return {
         "tensor": tensor, "context": context, "expert": expert, "pipeline": bubble, "data": data, "reading": reading,
     }  # fmt: skip
+
+
+def boundary_s(shares: Shares, layout: TrainLayout, work: TrainWork, links: Links) -> float:
+    """Seconds of what passes from one pipeline stage to the next, and back, in one update."""
+    if layout.pp == 1:
+        return 0.0
+    mine = (work.tokens or float(layout.dp * work.micro_batch)) / (layout.dp * layout.cp)
+    return 2 * 2.0 * shares.hidden * mine / layout.tp / links.network
 
 
 def _data_s(layout: TrainLayout, work: TrainWork, links: Links, sizes: tuple[float, float]) -> float:

@@ -18,11 +18,11 @@ from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected
 from gruppetto.ledger.plan import stages
 from gruppetto.ledger.plan.ask import Ask
-from gruppetto.ledger.plan.sides import RolloutSide, Sides, TrainerSide
+from gruppetto.ledger.plan.sides import RolloutSide, Sides
 from gruppetto.ledger.plan.stages import Stage
+from gruppetto.ledger.plan.trainer_side import TrainerSide
 from gruppetto.ledger.transfers.switch import Switch, switch
 from gruppetto.ledger.transfers.sync import Sync, sync
-from gruppetto.ledger.units import show_seconds, show_share
 
 MANY_SPLITS = 17
 """Splits up to which each is looked at."""
@@ -330,9 +330,3 @@ def _staleness(schedule: Schedule) -> Figure:
         return Figure(0.0, "versions", "strictly on-policy")
     age = min(float(k), schedule.depth / 2)
     return Figure(age, "versions", f"min(k = {k}, depth {schedule.depth:g} / 2): a token is half its batch's life old")
-
-
-def waits_first(placed: Placed) -> str:
-    """What of a step is not work, in a few words, the largest first."""
-    lost = 1 - placed.utilization.value
-    return f"{show_share(lost)} of {show_seconds(placed.step_s.value)} a step is not work"

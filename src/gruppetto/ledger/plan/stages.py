@@ -23,6 +23,8 @@ from gruppetto.ledger.units import show_flops, show_seconds, show_size
 
 TYPICAL = 48
 """Lengths that stand for the distribution where a cost is not linear in them."""
+JUDGE_ROOM = 4 / 3
+"""Times its weights that a judge's engine takes, KV with it; assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Stage:
     """Read from or written to GPU memory (generation), or moved over links."""
     gpu_s: Figure
     memory_bytes: Figure
+    passes: int = 0
+    """Of the trainer over the batch, a forward counting 1 and an update 3; 0 = an engine's work."""
 
 
 def forward_flops(ask: Ask) -> Figure:
@@ -92,6 +96,7 @@ def forward(ask: Ask, name: str) -> Stage:
         bytes=Figure(weights, "bytes", f"weights once a micro-batch at least: {show_size(weights)}"),
         gpu_s=Figure(seconds.value, "GPU-s", seconds.formula, seconds.source),
         memory_bytes=Figure(weights, "bytes", f"weights in bf16, {show_size(weights)}"),
+        passes=1,
     )
 
 
@@ -107,6 +112,7 @@ def train(ask: Ask, name: str = "train") -> Stage:
         bytes=Figure(state, "bytes", f"weights, gradients and optimizer state once: {show_size(state)}"),
         gpu_s=Figure(seconds.value, "GPU-s", seconds.formula, seconds.source),
         memory_bytes=Figure(state, "bytes", f"16 bytes x {ask.model.params:,} parameters"),
+        passes=3,
     )
 
 
@@ -115,7 +121,7 @@ def judge(ask: Ask) -> Stage | None:
     if ask.judge is None:
         return None
     model, verdict = ask.judge.model, ask.judge.verdict_tokens
-    layout = ServeLayout(tp=_least_tp(ask, model.weight_bytes("bf16")))
+    layout = ServeLayout(tp=judge_gpus(ask))
     prices = engine_model(model, ask.gpu, layout, slots=ask.slots, efficiency=ask.efficiency)
     read = ask.rollouts.trained_tokens
     made = ask.rollouts.count * verdict
@@ -151,10 +157,11 @@ def beside_training(ask: Ask) -> list[Stage]:
     return [*found, train(ask)]
 
 
-def _least_tp(ask: Ask, weights: float) -> int:
-    """The smallest power of two of GPUs that hold `weights` and a third as much again for KV."""
-    tp = 1
-    while tp < 64 and weights * 1.33 > tp * ask.gpu.memory * ask.efficiency.memory_fraction:
+def judge_gpus(ask: Ask) -> int:
+    """GPUs of one engine of the judge: the smallest power of two that holds its weights and a third as much for KV."""
+    assert ask.judge is not None
+    weights, tp = ask.judge.model.weight_bytes("bf16"), 1
+    while weights * JUDGE_ROOM > tp * ask.gpu.memory * ask.efficiency.memory_fraction:
         tp *= 2
     return tp
 
