@@ -23,7 +23,7 @@ from gruppetto.config.schema import Config
 from gruppetto.controller import Controller, Interrupted, Stages
 from gruppetto.data.source import RowSource, build_source
 from gruppetto.data.tokenizer import HFTokenizer
-from gruppetto.engines.base import Engine
+from gruppetto.engines.base import Engine, pause_all
 from gruppetto.errors import UserError
 from gruppetto.evaluation import Evaluator
 from gruppetto.presets import build_policy, loop_settings
@@ -39,6 +39,9 @@ from gruppetto.trainer.base import Trainer
 from gruppetto.weights.base import WeightChannel
 
 INTERRUPTED = 130
+FIRST_PAUSE_S = 120.0
+GENERATE_GRACE_S = 120.0
+"""An HTTP request outlives the rollout's deadline by so much, for its abort to bring back what was made."""
 
 
 def train(loaded: Loaded, *, resume: bool = False) -> int:
@@ -143,7 +146,7 @@ async def _stages(
         reward = build_reward(config.reward, tokenizer.decode, folder.path / "logs" / "reward.log")
         stack.push_async_callback(reward.close)
         await reward.start()
-        engines = build_engines(config, tokenizer)
+        engines = build_engines(config, tokenizer, folder)
         for engine in engines:
             stack.push_async_callback(engine.close)
             await engine.start()
@@ -151,6 +154,9 @@ async def _stages(
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
         await trainer.start()
+        channel = build_channel(config, folder.path / "weights")
+        if config.engine.type != "embedded":
+            await _bring_first_weights(channel, trainer, engines)
         settings = loop_settings(config, tokenizer.eos_ids)
         loop = RolloutLoop(settings, build_policy(config), engines, reward, source, recorder)
         stack.push_async_callback(loop.close)
@@ -159,7 +165,7 @@ async def _stages(
             engines=engines,
             reward=reward,
             trainer=trainer,
-            channel=build_channel(config, folder.path / "weights"),
+            channel=channel,
             recorder=recorder,
             loop=loop,
             advantages=lambda rewards: group_advantages(rewards, normalize=config.train.normalize_advantage),
@@ -172,6 +178,7 @@ async def _stages(
             decode=tokenizer.decode,
             record_rollouts=config.log.rollouts,
             kv_kept=config.engine.kv_on_swap == "keep" and config.run.placement == "disaggregated",
+            restarts=config.engine.restarts,
             chooser=chooser,
             offsets=folder.offsets,
         )
@@ -190,8 +197,18 @@ def _chooser(config: Config, loop: RolloutLoop, stack: contextlib.AsyncExitStack
     return chooser
 
 
-def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
+async def _bring_first_weights(channel: WeightChannel, trainer: Trainer, engines: list[Engine]) -> None:
+    """What a server serves is known only when it was given it; and if that cannot work, it is said before step 1."""
+    await pause_all(engines, "abort", FIRST_PAUSE_S)
+    await channel.publish(trainer.version, trainer.export(), engines)
+    for engine in engines:
+        await engine.resume()
+
+
+def build_engines(config: Config, tokenizer: HFTokenizer, folder: RunFolder) -> list[Engine]:
     """The engines of the [engine] section, not started."""
+    if config.engine.type != "embedded":
+        return _build_servers(config, tokenizer, folder)
     from gruppetto.engines.embedded.engine import EmbeddedEngine
 
     engine = config.engine
@@ -214,6 +231,40 @@ def build_engines(config: Config, tokenizer: HFTokenizer) -> list[Engine]:
     ]
 
 
+def _build_servers(config: Config, tokenizer: HFTokenizer, folder: RunFolder) -> list[Engine]:
+    from gruppetto.engines.http.build import Servers, http_engines
+    from gruppetto.engines.http.requests import HttpSettings
+    from gruppetto.engines.http.staging import Staging
+    from gruppetto.engines.http.wire import Deadlines, WireSettings
+
+    engine, rollout = config.engine, config.rollout
+    assert engine.type != "embedded"
+    keep_kv = engine.kv_on_swap == "keep"
+    truncated = rollout.top_p < 1 or rollout.top_k > 0
+    servers = Servers(
+        kind=engine.type,
+        model=config.model.path,
+        logs=folder.path / "logs",
+        urls=engine.urls,
+        count=engine.count,
+        python=engine.python,
+        command=engine.command,
+        args=engine.args,
+        dtype=config.model.dtype,
+        wire=WireSettings(temperature=rollout.temperature, truncated=truncated, keep_kv=keep_kv),
+    )
+    settings = HttpSettings(
+        slots=engine.slots,
+        context=engine.context,
+        stream=engine.stream,
+        keep_kv=keep_kv,
+        decode=tokenizer.decode,
+        deadlines=Deadlines(start=engine.start_s, generate=rollout.timeout_s + GENERATE_GRACE_S),
+    )
+    staging = Staging(folder.path / "weights", Path(config.model.path))
+    return list(http_engines(servers, settings, staging))
+
+
 def build_trainer(config: Config) -> Trainer:
     """The trainer of the [train] section, not started."""
     from gruppetto.trainer.embedded.trainer import EmbeddedTrainer
@@ -234,6 +285,8 @@ def build_channel(config: Config, folder: Path) -> WeightChannel:
     from gruppetto.weights.channels.choose import choose
 
     weights = config.weights
+    if config.engine.type != "embedded":  # the engines themselves put buckets on disk and have servers read them
+        return choose("inprocess", "full", weights.bucket_mb << 20, folder)
     return choose(weights.channel, weights.mode, weights.bucket_mb << 20, folder, verify_every=weights.verify_every)
 
 
@@ -292,7 +345,8 @@ def _folder(loaded: Loaded, resume: bool) -> RunFolder:
 
 
 def _recorder(config: Config, folder: RunFolder) -> Recorder:
-    slots = {f"embedded-{index}": config.engine.slots for index in range(config.engine.count)}
+    engine = config.engine
+    slots = {f"{engine.type}-{index}": engine.slots for index in range(len(engine.urls) or engine.count)}
     screen = build_screen(
         config.log.screen,
         run=config.run.name,

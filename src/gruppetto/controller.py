@@ -25,6 +25,7 @@ from gruppetto.clock import now
 from gruppetto.engines.base import Engine, PauseMode, pause_all
 from gruppetto.errors import EngineError, RunError
 from gruppetto.evaluation import Evaluator
+from gruppetto.readmission import Readmission, probe
 from gruppetto.record.base import Recorder
 from gruppetto.record.bounds import RateModel
 from gruppetto.rewards.base import Reward
@@ -90,6 +91,8 @@ class Stages:
     """What is known of the engines' speed; None = measured from the run."""
     handover: Callable[[], Awaitable[None]] | None = None
     """Hands the machines' memory over, from engines to trainer and back (colocated); None where there is none."""
+    restarts: int = 0
+    """Times that a lost engine is brought back, where it can be."""
     chooser: Chooser | None = None
     """Picks the scheduling policy of the steps to come; None where it stays."""
     offsets: Any = None
@@ -108,6 +111,8 @@ class Controller:
         self._weights = asyncio.Lock()
         """Held while weights change or are read."""
         stages.loop.updater = self.update
+        self._readmission = Readmission(stages.loop, stages.engines, self._readmit, stages.restarts)
+        stages.loop.recover = self._readmission.lost
         self._evaluated_at = -1
 
     @property
@@ -138,6 +143,8 @@ class Controller:
         except Exception:
             await self._save_if_possible()
             raise
+        finally:
+            await self._readmission.close()
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -253,8 +260,19 @@ class Controller:
 
     async def _publish_to_serving(self, version: int) -> None:
         mode: PauseMode = "abort" if self.stages.loop.pool.colocated else "keep"
-        if not await self._publish_to_those_left([engine.name for engine in self._serving()], version, mode):
+        if await self._publish_to_those_left([engine.name for engine in self._serving()], version, mode):
+            return
+        await self._readmission.settled()  # those that come back have taken it
+        if not self._serving():
             raise RunError(f"no engine is left to take weights version {version}")
+
+    async def _readmit(self, engine: Engine) -> None:
+        """The newest weights to an engine that was lost; then it serves."""
+        async with self._weights:
+            version = self.stages.trainer.version
+            await self._publish_to([engine], version, "abort")
+            await probe(engine, version)
+            self.stages.loop.engine_back(engine.name)
 
     async def _publish_to_those_left(self, names: Sequence[str], version: int, mode: PauseMode) -> bool:
         """An engine that fails is out of the run, and the others are given the version anew; False when none is

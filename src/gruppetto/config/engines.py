@@ -9,16 +9,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gruppetto.config.section import Count, Positive, Section
+from gruppetto.config.section import Count, Positive, Seconds, Section
 
 
 class EngineSection(Section):
     """[engine]: what samples."""
 
-    type: Literal["embedded"] = "embedded"
-    """embedded: in this process, on a thread of its own, CPU or CUDA."""
+    type: Literal["embedded", "sglang", "vllm"] = "embedded"
+    """embedded: in this process, on a thread of its own, CPU or CUDA; sglang, vllm: servers reached over HTTP, started
+    and watched here, or running already (`urls`). gruppetto serve speaks sglang."""
     count: Count = 1
-    """Engines."""
+    """Engines that are started here."""
+    urls: list[str] = []
+    """Servers that run already, one engine each; their key in the environment variable GRUPPETTO_ENGINE_API_KEY."""
+    python: str = ""
+    """Python that has sglang or vllm, best in a virtual environment of its own; empty = this one."""
+    command: list[str] = []
+    """Started in place of sglang's or vllm's usual command; {model}, {host}, {port} and {index} are filled in."""
+    start_s: Seconds = 900.0
+    """A server that has not answered this long after its start has failed."""
+    restarts: Annotated[int, Field(ge=0)] = 3
+    """Times a server that died or hung is brought back, with the newest weights; 0 = it is out of the run."""
+    stream: bool = False
+    """Answers come token by token, so that a server's death costs none; takes this process's CPU for each of them."""
     slots: Count = 64
     """Sequences decoded together."""
     context: Positive = 1024
@@ -30,7 +43,8 @@ class EngineSection(Section):
     kv_on_swap: Literal["keep", "recompute"] = "recompute"
     """The KV of live rollouts when weights change under them: kept from the old ones, or computed anew."""
     args: dict[str, Any] = {}
-    """Passed to the engine verbatim."""
+    """Passed to the server's command verbatim, after our own: {mem_fraction_static = 0.8} is --mem-fraction-static 0.8,
+    true a flag alone, a list several values."""
 
 
 class WeightsSection(Section):

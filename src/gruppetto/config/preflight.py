@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.config.schema import Config, DataSection
+from gruppetto.config.servers import engine_problems
 from gruppetto.config.toml import value_text
 from gruppetto.errors import UserError
 from gruppetto.imports import one_line
@@ -38,6 +39,7 @@ def preflight(config: Config, origins: Mapping[str, str]) -> None:
             *_model(config, origins),
             *_data(config, origins),
             *_run(config),
+            *engine_problems(config),
             *_scheduler(config),
             *_extras(config),
         ]
@@ -137,8 +139,6 @@ def _name(config: Config) -> Iterator[str]:
 
 def _run(config: Config) -> Iterator[str]:
     yield from _name(config)
-    if config.engine.args:
-        yield (f"engine.args = {value_text(config.engine.args)}: the embedded engine takes none; leave engine.args out")
     if config.reward.type == "function" and ":" not in config.reward.path:
         yield f'reward.path = "{config.reward.path}" names no function; write reward.path = "module:function"'
     if config.reward.type == "regex" and not config.reward.pattern:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,16 @@ TERM_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to start. `{host}`, `{port}`, `{model}` and `{index}` are filled into `command` and `args`."""
+    """What to start. `{host}`, `{port}`, `{model}` and `{index}` are filled into `command` and `args`.
+
+    `optional` flags are left out where the command says that it does not know them, as other releases do.
+    """
 
     name: str
     index: int
     model: str
     command: Sequence[str]
+    optional: Sequence[str] = ()
     args: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     log: Path = Path("engine.log")
@@ -47,6 +51,7 @@ class EngineProcess:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._unknown: set[str] = set()
         self._process: asyncio.subprocess.Process | None = None
         self._exited: asyncio.Task[int] | None = None
 
@@ -60,7 +65,7 @@ class EngineProcess:
         """Starts it on a free port; returns its URL. It may take long to answer there."""
         await self.stop()
         launch, port = self._launch, free_port()
-        command = command_of(launch, port)
+        command = command_of(launch, port, self._unknown)
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         with launch.log.open("ab") as log:
             log.write(f"--- {' '.join(command)}\n".encode())
@@ -79,6 +84,16 @@ class EngineProcess:
                 raise EngineError(launch.name, f"{command[0]} cannot be started: {error}") from None
         self._exited = asyncio.create_task(self._process.wait())
         return f"http://127.0.0.1:{port}"
+
+    def forgives(self) -> bool:
+        """Whether it ended for an optional flag that it does not know; the next start leaves that out."""
+        if self._exited is None or not self._exited.done():
+            return False
+        words = last_words(self._launch.log)
+        unknown = {flag for flag in self._launch.optional if "unrecognized arguments" in words and flag in words}
+        fresh = unknown - self._unknown
+        self._unknown |= fresh
+        return bool(fresh)
 
     def ended(self) -> str | None:
         """Why it is no more, in one line; None while it runs."""
@@ -107,10 +122,11 @@ class EngineProcess:
         await exited
 
 
-def command_of(launch: Launch, port: int) -> list[str]:
+def command_of(launch: Launch, port: int, left_out: Container[str] = ()) -> list[str]:
     """The whole command line."""
     values = {"host": "127.0.0.1", "port": str(port), "model": launch.model, "index": str(launch.index)}
-    return [_filled(part, values) for part in (*launch.command, *flags(launch.args))]
+    optional = [flag for flag in launch.optional if flag not in left_out]
+    return [_filled(part, values) for part in (*launch.command, *optional, *flags(launch.args))]
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:

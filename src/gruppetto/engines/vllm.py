@@ -9,6 +9,7 @@ control routes are unprotected, so a server should listen on loopback only.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ class VLLMWire(Wire):
         release = as_object(await self.client.ask("GET", "/version", within_s=self.deadlines.call)).get("version", "?")
         models = as_object(await self.client.ask("GET", "/v1/models", within_s=self.deadlines.call)).get("data", [{}])
         await self._need_control()
+        await self._look_inside()
         label = await self.version()
         made = await self._probe()
         self._tracked = bool(made.spans)
@@ -106,6 +108,16 @@ class VLLMWire(Wire):
                 f"the vLLM server at {self.client.url} has no /is_paused, so its weights cannot be changed safely; "
                 "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from None
+
+    async def _look_inside(self) -> None:
+        """Whether our own loader is in there; see `inside_vllm`."""
+        try:
+            await self._post("/collective_rpc", {"method": "gruppetto_here"})
+            self.abilities.note("own loader", True, "gruppetto_inside_vllm.Weights")
+        except NoRoute:
+            raise
+        except EngineError:
+            self.abilities.note("own loader", False, "reload_weights is used, which is enough on a GPU")
 
     async def _probe(self) -> Made:
         """One token, to see that the route is there, and that ids, logprobs and versions come."""
@@ -208,15 +220,34 @@ class VLLMWire(Wire):
     async def load(self, folder: Path, label: str, mode: PauseMode) -> None:
         """From disk, by the workers' own `reload_weights`. The pause has reset the caches, unless rows keep their KV:
         then requests are salted with the version."""
-        body = {
-            "method": "reload_weights",
-            "kwargs": {"weights_path": str(folder)},
-            "timeout": self.deadlines.update,
-        }
+        body: dict[str, Any] = {"timeout": self.deadlines.update}
+        if self.abilities.has("own loader"):
+            body |= {"method": "gruppetto_load", "args": [str(folder)]}
+        else:
+            await self._refuse_tied(folder)
+            body |= {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._post("/collective_rpc", body, within_s=self.deadlines.update)
         if not (mode == "keep" and self.settings.keep_kv):
             await self._post("/reset_prefix_cache", None)
         await self._post("/update_weight_version", {"new_version": label})
+
+    async def _refuse_tied(self, folder: Path) -> None:
+        """On a CPU `reload_weights` leaves a tied head with the weights of the start, and nothing says so."""
+        config = msgspec.json.decode(await asyncio.to_thread((folder / "config.json").read_bytes))
+        if not as_object(config).get("tie_word_embeddings") or not await self._on_cpu():
+            return
+        raise EngineError(
+            self.client.engine,
+            "vLLM on a CPU does not renew a head that is tied to the embedding; start it here (engine.python), or with "
+            "--worker-extension-cls gruppetto_inside_vllm.Weights and gruppetto's engines/inside_vllm on PYTHONPATH",
+        )
+
+    async def _on_cpu(self) -> bool:
+        try:
+            raw = await self.client.call("GET", "/server_info", within_s=self.deadlines.call)
+        except Refused:
+            return False
+        return b"device_config=cpu" in raw
 
     async def release(self, tags: Sequence[MemoryTag]) -> None:
         if "weights" in tags:

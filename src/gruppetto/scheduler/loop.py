@@ -102,6 +102,10 @@ class RolloutLoop:
         self.carrier = Carrier(self)
         self.updater: Callable[[Sequence[str]], Awaitable[None]] | None = None
         """Brings the newest weights to engines; the controller sets it."""
+        self.recover: Callable[[str], bool] | None = None
+        """Told of each engine that was lost; whether it tries to bring it back. The controller sets it."""
+        self.returning: set[str] = set()
+        """Lost engines that may come back."""
         self.started_at = now()
         self.decisions = 0
         self._parts: deque[Part] = deque()
@@ -162,6 +166,24 @@ class RolloutLoop:
             self.pool.seating.remove(engine)
             self.meter.died(engine)
             self.tell("error", engine=engine, reason=why)
+            if self.recover is not None and self.recover(engine):
+                self.returning.add(engine)
+
+    def engine_back(self, engine: str) -> None:
+        """A lost engine serves again, with the newest weights."""
+        self.returning.discard(engine)
+        seat = self.pool.seating[engine]
+        self.pool.seating.restore(engine, seat.slots + self.settings.engine_queue)
+        self.meter.came_back(engine)
+        self.tell("engine_back", engine=engine, version=seat.version)
+        self.calls.poke()
+
+    def engine_given_up(self, engine: str, why: str) -> None:
+        """A lost engine does not come back."""
+        self._last_loss = why
+        self.returning.discard(engine)
+        self.tell("error", engine=engine, reason=why)
+        self.calls.poke()
 
     def follow(self, policy: SchedulingPolicy) -> None:
         """Another scheduling policy from here on."""
@@ -361,7 +383,7 @@ class RolloutLoop:
         loses no rollout and the run can still be saved."""
         if self._batch is not None or self._nothing_left():
             return
-        if not self.pool.seating.serves:
+        if not self.pool.seating.serves and not self.returning:
             raise RunError(f"no engine is left: {self._last_loss}")
         if self.filter.check_starved(self.pool.census):
             self.tell("notice", reason="nothing passed the filter; from here on it trains on what comes")

@@ -16,7 +16,7 @@ itself held back for KV, the rest in proportion to the loop's integrals:
     trainer  all that may be launched is finished, only the trainer makes room (and the train phase)
     tail     nothing was left to start, and the last rollouts still ran
 
-`lost` is the decode time of tokens that were thrown away, and all seconds of an engine after its death.
+`lost` is the decode time of tokens that were thrown away, and all seconds of an engine from its death to its return.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class StepMeter:
         self._empty: tuple[tuple[str, int], ...] = ()
         self._state: tuple[int | bool, ...] = ()
         self._dead: dict[str, dict[str, int]] = {}
+        self._missed: dict[str, Counter[str]] = {}
         self.generated: Counter[str] = Counter()
         self.open()
 
@@ -126,6 +127,7 @@ class StepMeter:
         self._empties: Counter[str] = Counter()
         self._lost_tokens = 0
         self._dead = {name: {} for name in self._dead}
+        self._missed = {}
         self._slots = self._alive_slots()
         self.generated = Counter()
 
@@ -178,6 +180,16 @@ class StepMeter:
             self._slots = self._alive_slots()
             self._state = ()
 
+    def came_back(self, engine: str) -> None:
+        """A dead engine lives again; its seconds from its death to here are lost."""
+        self._advance()
+        before = self._dead.pop(engine, None)
+        if before is not None:
+            missed = self._missed.setdefault(engine, Counter())
+            missed.update({phase: ticks - before.get(phase, 0) for phase, ticks in self._phases.items()})
+            self._slots = self._alive_slots()
+            self._state = ()
+
     def lost(self, tokens: int) -> None:
         """Generated tokens were thrown away: they cost this step's price of a token, at most all of its decode time."""
         self._lost_tokens += tokens
@@ -223,6 +235,13 @@ class StepMeter:
                 queued.update(_difference(before.batch_steps, after.batch_steps))
         self._last = stats
 
+    def _alive(self, engine: str) -> Mapping[str, int]:
+        """Ticks by phase in which it lived."""
+        phases, missed = self._dead.get(engine, self._phases), self._missed.get(engine)
+        if missed is None:
+            return phases
+        return {phase: ticks - missed[phase] for phase, ticks in phases.items()}
+
     def _alive_slots(self) -> int:
         pairs = zip(self._engines, self._first, strict=True)
         return sum(stats.slots for engine, stats in pairs if engine.name not in self._dead)
@@ -232,7 +251,7 @@ class StepMeter:
         ticks = dict.fromkeys(CAUSES, 0)
         wall, empty, empty_slots = sum(self._phases.values()), 0, 0
         for work in engines:
-            phases = self._dead.get(work.engine, self._phases)
+            phases = self._alive(work.engine)
             share = _engine_ticks(work, phases, wall)
             idle = share.pop("empty")
             empty += idle

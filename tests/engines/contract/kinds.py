@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gruppetto.data.tokenizer import HFTokenizer
 from gruppetto.engines.embedded.engine import EmbeddedEngine
-from gruppetto.engines.http.build import http_engine, staging_in
+from gruppetto.engines.http.build import INSIDE_VLLM, http_engine
 from gruppetto.engines.http.requests import HttpSettings
+from gruppetto.engines.http.staging import Staging
 from gruppetto.engines.http.wire import Deadlines
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +68,7 @@ class Kind:
                 deadlines=Deadlines(**{"beat": 0.5} | deadlines),
             )
             wire = "vllm" if self.vllm else "sglang"
-            staging = staging_in(self.work / f"weights-{len(self.made)}", self.model)
+            staging = Staging(self.work / f"weights-{len(self.made)}", self.model)
             engine = http_engine(wire, name, settings, staging, url=self.url)
         self.made.append(engine)
         if start:
@@ -90,6 +91,7 @@ def served(model, *arguments):
 
 def vllm_environment():
     return os.environ | {
+        "PYTHONPATH": str(INSIDE_VLLM),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -102,6 +104,7 @@ def vllm_command(model, port, *more):
     sizes = ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS), "--dtype", "float32", "--enforce-eager"]
     modes = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     place = ["--host", "127.0.0.1", "--port", str(port)]
+    modes += ["--worker-extension-cls", "gruppetto_inside_vllm.Weights"]
     module = "vllm.entrypoints.openai.api_server"
     return [str(VLLM_PYTHON), "-m", module, "--model", str(model), *place, *sizes, *modes, *more]
 

@@ -26,6 +26,10 @@ from gruppetto.engines.launch import EngineProcess
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import Bucket
 
+_TRY_S = 0.2
+_END_S = 1.0
+"""A connection breaks a little before its process is known to have ended."""
+
 
 class HttpEngine(HttpRequests):
     """One server. With a `process` it is started and ended here; without, it runs already at the client's URL.
@@ -46,9 +50,7 @@ class HttpEngine(HttpRequests):
     ) -> None:
         super().__init__(name, settings)
         self._staging, self._process = staging, process
-        self.capabilities = Capabilities(
-            keep_kv_on_pause=settings.keep_kv, context=settings.context, restarts=process is not None
-        )
+        self.capabilities = Capabilities(keep_kv_on_pause=settings.keep_kv, context=settings.context, restarts=True)
         self._url, self._connect, self._make_client = url, connect, make_client
         self._update: int | None = None
         self._released: set[MemoryTag] = set()
@@ -65,9 +67,9 @@ class HttpEngine(HttpRequests):
         await self._open()
 
     async def restart(self) -> None:
-        """A dead engine's process anew. What it serves is not known until the next update commits."""
-        if self._process is None:
-            raise EngineError(self.name, f"runs at {self._url} and was not started here; start it again there")
+        """A dead engine's process anew, or the wait until whoever runs it has started it anew."""
+        if self._closed:
+            raise EngineError(self.name, "is closed")
         await self._let_go()
         self._paused, self._released, self._update, self._dead = None, set(), None, None
         self._lost_in_a_row = 0
@@ -76,14 +78,9 @@ class HttpEngine(HttpRequests):
 
     async def _open(self) -> None:
         deadlines = self.settings.deadlines
-        if self._process is not None:
-            self._url = await self._process.start()
-        client = self._make_client(self._url)
-        await client.open()
-        self.wire = self._connect(client)
         try:
             async with asyncio.timeout(deadlines.start):
-                await self._until_it_answers(self.wire)
+                self.wire = await self._reach()
                 if await self.wire.paused():
                     await self.wire.resume()  # left so by whoever had it before
                 self.facts = await self.wire.connect()
@@ -97,6 +94,23 @@ class HttpEngine(HttpRequests):
         watch = Watch(self.wire, self._process, self.settings.deadlines, self._busy, self._die)
         await watch.hear()
         self._watching, self._watch = watch, asyncio.create_task(watch.run())
+
+    async def _reach(self) -> Wire:
+        """A server that answers."""
+        if self._process is not None:
+            self._url = await self._process.start()
+        while True:
+            client = self._make_client(self._url)
+            await client.open()
+            self.wire = self._connect(client)
+            try:
+                await self._until_it_answers(self.wire)
+                return self.wire
+            except EngineError:
+                if self._process is None or not self._process.forgives():
+                    raise
+            await client.close()
+            self._url = await self._process.start()
 
     def _know(self, facts: Facts) -> None:
         wanted = self.settings.context
@@ -116,7 +130,13 @@ class HttpEngine(HttpRequests):
             with contextlib.suppress(Lost, Unavailable):
                 await wire.alive()
                 return
-            await asyncio.sleep(0.1)
+            await self._next_try()
+
+    async def _next_try(self) -> None:
+        if self._process is None:
+            await asyncio.sleep(_TRY_S)
+        else:
+            await self._process.ends_within(_TRY_S)
 
     async def close(self) -> None:
         """Ends every call with an abort result; a server that was started here ends, another one serves on."""
@@ -131,6 +151,12 @@ class HttpEngine(HttpRequests):
                         await self.wire.resume()
         self._calls.give_up(list(self._calls.live.values()))
         await self._let_go()
+
+    async def _after_a_loss(self) -> None:
+        if self._process is not None:
+            await self._process.ends_within(_END_S)
+            if (ended := self._process.ended()) is not None:
+                self._die(EngineError(self.name, ended))
 
     async def _let_go(self) -> None:
         for task in (*self._tasks, *([self._watch] if self._watch else [])):

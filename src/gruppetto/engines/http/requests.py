@@ -90,6 +90,8 @@ class HttpRequests(Engine):
             finally:
                 self._calls.leave(call)
                 self._note_rows()
+            if isinstance(_error_of(call.task), Lost):
+                await self._after_a_loss()
             if (result := self._outcome(call, last=now() + pause >= end)) is not None:
                 return result
             await self._calls.wait_at_gate(call, pause * (0.5 + self._jitter.random()))
@@ -113,6 +115,9 @@ class HttpRequests(Engine):
         self._lost_in_a_row = 0
         made = call.task.result()
         return self._result(call, made)
+
+    async def _after_a_loss(self) -> None:
+        """A connection broke: looks whether that was the end of the server."""
 
     def _broken(self, call: Call) -> GenerateResult:
         """Given up after an abort, or the connection or the engine died: tokens that came are kept."""
@@ -208,3 +213,7 @@ class HttpRequests(Engine):
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _error_of(task: asyncio.Task[Made]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()

@@ -44,9 +44,10 @@ class WireSettings:
     """What a wire is told of the run."""
 
     temperature: float = 1.0
+    truncated: bool = False
+    """Sampled with top_p or top_k."""
     keep_kv: bool = False
     """Live rows keep the KV of older weights over an update."""
-    logprobs_probe: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
