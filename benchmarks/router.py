@@ -33,6 +33,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,8 +49,20 @@ from gruppetto.engines.router.tickets import Ask, Outcome, Ticket
 
 POLICIES = ("cache_aware", "manual", "manual:min_load", "power_of_two", "round_robin", "random")
 """Behind the colon: how `manual` assigns a new session."""
-TAIL = Sizes(sessions=128, turns_median=6, tokens_median=60, observation=200, kv_capacity=24_000)
-AMPLE = Sizes(sessions=128, turns_median=6, tokens_median=60, observation=200, kv_capacity=400_000)
+TAIL = Sizes(
+    sessions=96,
+    turns_median=6,
+    tokens_median=60,
+    observation=200,
+    tool_s=0.15,
+    base_s=0.003,
+    row_s=7.5e-5,
+    kv_token_s=2.5e-8,
+    prefill_token_s=3e-5,
+    kv_capacity=24_000,
+)
+"""16 slots an engine, and KV for about as many sessions of an ordinary length; the longest take a third of it."""
+AMPLE = replace(TAIL, kv_capacity=400_000)
 Figures = dict[str, float]
 
 

@@ -12,7 +12,7 @@ _BUCKETS = 48
 """Of half a power of two each: to 2^24 tokens."""
 _DECAY = 0.999
 _REBUILD = 64
-"""Observations after which sums are made anew."""
+"""Observations after which sums are made anew at the latest; sooner while there are few."""
 _PRIOR = 256.0
 """Tokens of a response where none has been seen."""
 
@@ -39,7 +39,7 @@ class Lengths:
         self._count[at] += self._weight
         self._sum[at] += self._weight * tokens
         self._new += 1
-        if self._new >= _REBUILD or self._above[0][0] == 0.0:
+        if self._new >= min(_REBUILD, 1 + self._above[0][0] / 8):
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -30,9 +30,7 @@ class SeatOrder:
             self._heap = [item for item in self._heap if item[2] == item[3].stamp and item[3].epoch]
             heapify(self._heap)
 
-    def best(
-        self, ticket: Ticket, now: float, usual: float, *, other_than: Seat | None, avoid_slow: bool
-    ) -> Seat | None:
+    def best(self, ticket: Ticket, now: float, *, other_than: Seat | None, avoid_slow: bool) -> Seat | None:
         """The first with room for it. One that is full is dropped: its next change, or the next look at all engines,
         brings it back."""
         aside: list[tuple[float, int, int, Seat]] = []
@@ -46,7 +44,7 @@ class SeatOrder:
             aside.append(item)
             if seat is not other_than and not (avoid_slow and seat.slow):
                 looked += 1
-                if seat.fits(ticket, usual, own=False):
+                if seat.fits(ticket, own=False):
                     found = seat
             elif seat.slow:
                 break  # the slow ones are the last

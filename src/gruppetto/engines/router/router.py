@@ -37,6 +37,8 @@ _WEIGHT = 0.3
 """Of the newest turn in the mean of a session's turns."""
 _GUESSES = 4096
 """Running requests that one `tick` looks at anew, engine after engine."""
+_TELLING_S = 0.05
+"""Below that a request's time is that of its way, and tells nothing of its engine's pace."""
 _LOOK = 4
 """Requests that wait for another engine and are looked at before an engine with room stays idle."""
 
@@ -191,7 +193,7 @@ class Router:
         self._ticks += 1
         every = 1 + sum(len(seat.live) for seat in seats) // _GUESSES
         for i, seat in enumerate(seats):
-            seat.fade(now, self.rules.slow_s)
+            seat.fade(now, self.rules.slow_s, self._fastest)
             seat.slow = seat.pace > self.rules.slow * self._fastest
             seat.expire(now - self.sessions.hold_s, self.sessions.ended)
             if (i + self._ticks) % every == 0:
@@ -223,7 +225,7 @@ class Router:
             self._fill_best(now)
             return
         there = self._best(now, ticket, other_than=home)
-        free = home.room(now) > 0 and not len(home.own) and home.fits(ticket, 0.0, own=True)
+        free = home.room(now) > 0 and not len(home.own) and home.fits(ticket, own=True)
         if there is not None and self._sooner(ticket, home, there, now):
             self._place(ticket, there, now)
         elif free:
@@ -273,7 +275,7 @@ class Router:
 
     def _best(self, now: float, ticket: Ticket, other_than: Seat | None = None) -> Seat | None:
         """The engine with room for it of which least is taken."""
-        return self._order.best(ticket, now, self.sessions.usual, other_than=other_than, avoid_slow=self._fast > 0)
+        return self._order.best(ticket, now, other_than=other_than, avoid_slow=self._fast > 0)
 
     def _fill(self, seat: Seat, now: float) -> None:
         """Gives an engine what waits, as far as there is room."""
@@ -287,11 +289,11 @@ class Router:
 
     def _next_for(self, seat: Seat, now: float) -> Ticket | None:
         own, common = seat.own.head(now), self.common.head(now)
-        if own is not None and not seat.fits(own, 0.0, own=True):
+        if own is not None and not seat.fits(own, own=True):
             own = None
         if common is not None and seat.slow and self._fast:
             common = None
-        if common is not None and not seat.fits(common, self.sessions.usual, own=False):
+        if common is not None and not seat.fits(common, own=False):
             return own  # nobody of lower rank takes the room that it waits for
         if own is None and common is None:
             return self._from_others(seat, now)
@@ -311,11 +313,7 @@ class Router:
             if looked >= _LOOK:
                 break
             looked += 1
-            if (
-                home is not seat
-                and seat.fits(ticket, self.sessions.usual, own=False)
-                and self._sooner(ticket, home, seat, now)
-            ):
+            if home is not seat and seat.fits(ticket, own=False) and self._sooner(ticket, home, seat, now):
                 return ticket
             bound.rotate(-1)
         return None
@@ -349,7 +347,8 @@ class Router:
         uncached = max(0, ticket.ask.context - cached)
         beside = (ticket.rows_then + seat.rows + rows) / 2
         own = outcome.tokens / rows
-        seat.paced(took / max(1e-6, self.prices.seconds(uncached, own, beside)), now)
+        if took >= _TELLING_S:
+            seat.paced(took / max(1e-6, self.prices.seconds(uncached, own, beside)), now)
         if not seat.slow:
             self.prices.observe(uncached, own, beside, took)
 
@@ -365,7 +364,6 @@ class Router:
                 self._unhold(session)
                 session.seat, session.epoch = seat, seat.epoch
             session.context = (ticket.ask.context + tokens) // ticket.ask.rows
-            self.sessions.grew(session.context)
             session.served += tokens
             session.turns += 1
             session.mean = tokens if session.turns == 1 else session.mean + _WEIGHT * (tokens - session.mean)

@@ -64,7 +64,7 @@ class Rules:
     """Share of an engine's KV that requests which bring none there and held contexts may fill together."""
     margin: float = 1.5
     """A prefill that moving costs counts so many times: rows of the other engine wait for it too."""
-    gain: float = 0.1
+    gain: float = 0.03
     """A session moves only if that saves so large a share of the time it would take where it is, and"""
     gain_s: float = 0.05
     """so many seconds: what less is, the forecast cannot tell."""

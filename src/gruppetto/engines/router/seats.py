@@ -17,10 +17,10 @@ from gruppetto.engines.router.tickets import Place, Ticket
 from gruppetto.engines.router.waiting import Waiting
 
 _PACE = 0.2
-"""Weight of a new observation of an engine's slowness."""
+"""Weight of a new observation of an engine's slowness; the first ones weigh more."""
 
 
-_EQUAL = 1.5
+_EQUAL = 2.0
 """Paces that differ by less are taken to be the same."""
 
 
@@ -36,14 +36,14 @@ class Seat:
         self.expected = 0.0
         """Tokens that all that runs here still makes."""
         self.kv_live = 0.0
-        self.kv_held = self.num_held = 0
-        """KV tokens of sessions between two turns, and how many they are."""
+        self.kv_held = 0
+        """KV tokens of sessions between two turns."""
         self.kv_capacity = 0
         self.cap = Cap(rules.cap)
         self.own = Waiting(rules.patience_s)
         """Those that wait for this engine, since their prefix is here."""
         self._idle: deque[tuple[float, int, Session]] = deque()
-        self._log_pace = 0.0
+        self._log_pace, self._paces = 0.0, 0
         self._paced_at = 0.0
         self.stamp = 0
         """Grows with every change that the order of engines depends on."""
@@ -59,22 +59,18 @@ class Seat:
         """Requests that may come now."""
         return self.cap.room(self.rows, now) if self.open(now) else 0
 
-    def fits(self, ticket: Ticket, usual: float, *, own: bool) -> bool:
-        """Whether its KV has room beside what runs and, where it brings none here, what is held. Those that have only
-        begun will grow: each counts as a session of `usual` context tokens at least. An idle engine takes anything: it
-        is the engine's to refuse what can never fit."""
+    def fits(self, ticket: Ticket, *, own: bool) -> bool:
+        """Whether its KV has room beside what runs and, where it brings none here, what is held. An idle engine takes
+        anything: it is the engine's to refuse what can never fit."""
         if not self.kv_capacity or not self.live:
             return True
         if own:
             return self.kv_live + ticket.kv <= self.kv_capacity
-        if ticket.session is None:
-            usual = 0.0
-        here = max(self.kv_live + self.kv_held, usual * (len(self.live) + self.num_held))
-        return here + max(ticket.kv, usual) <= self._rules.hold * self.kv_capacity
+        return self.kv_live + self.kv_held + ticket.kv <= self._rules.hold * self.kv_capacity
 
     def score(self, mean: float, fastest: float) -> float:
-        """How much of this engine is taken: of what it may decode, and of its KV."""
-        use = self.slowness(fastest) * self.expected / (mean * max(1, self.cap.value))
+        """How much of this engine would be taken with one more: of what it may decode, and of its KV."""
+        use = self.slowness(fastest) * (self.expected + mean) / (mean * max(1, self.cap.value))
         if self.kv_capacity:
             use += (self.kv_live + self.kv_held) / self.kv_capacity
         return use + (1e6 if self.slow else 0.0)
@@ -134,14 +130,12 @@ class Seat:
         self.drop_held(session)
         session.held = session.context
         self.kv_held += session.held
-        self.num_held += session.held > 0
         session.stamp += 1
         self._idle.append((now, session.stamp, session))
 
     def drop_held(self, session: Session) -> None:
         """Its room is not kept any more."""
         self.kv_held -= session.held
-        self.num_held -= session.held > 0
         session.held = 0
 
     def _push_out(self) -> None:
@@ -176,13 +170,15 @@ class Seat:
 
     def paced(self, ratio: float, now: float) -> None:
         """An observation: something took `ratio` times as long as the prices say."""
-        self._log_pace += _PACE * (log(max(1e-3, min(1e3, ratio))) - self._log_pace)
+        self._paces += 1
+        weight = max(_PACE, 1 / (1 + self._paces))
+        self._log_pace += weight * (log(max(1e-3, min(1e3, ratio))) - self._log_pace)
         self._paced_at = now
 
-    def fade(self, now: float, since: float) -> None:
+    def fade(self, now: float, since: float, fastest: float) -> None:
         """Where nothing new was measured the judgement fades, so that a slow engine gets another chance."""
         if self.slow and not self.live and now - self._paced_at > since:
-            self._log_pace *= 0.5
+            self._log_pace = (self._log_pace + log(fastest)) / 2
             self._paced_at = now
 
     def read(self, reading: Reading) -> int:

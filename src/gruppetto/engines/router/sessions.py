@@ -16,7 +16,6 @@ _GAP_S = 10.0
 _GAPS = 3.0
 """Mean pauses after which a session is not expected back."""
 _SMOOTH = 0.05
-_SLOWLY = 0.01
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +48,6 @@ class Sessions:
         self._found: OrderedDict[str, Session] = OrderedDict()
         self._gap_s, self._gaps = _GAP_S, 0
         self._totals = Lengths()
-        self._turns = 0
-        self.usual = 0.0
-        """Context tokens of a session, of those that run about now."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -95,11 +91,6 @@ class Sessions:
             pause = now - session.idle_at
             self._gaps += 1
             self._gap_s += max(_SMOOTH, 1 / self._gaps) * (min(pause, 20 * self._gap_s + 1.0) - self._gap_s)
-
-    def grew(self, context: int) -> None:
-        """A turn has ended with so large a context."""
-        self._turns += 1
-        self.usual += max(_SLOWLY, 1 / self._turns) * (context - self.usual)
 
     def ended(self, session: Session) -> None:
         """It is not expected back."""
