@@ -130,6 +130,34 @@ def test_671b_to_fp8_engines_elsewhere():
     assert whole.steps[1].moved.value > 0 == account.steps[1].moved.value
 
 
+def test_a_sender_gathers_its_stage_in_16_bits_less_what_it_holds():
+    """Quantising comes after joining, copies of data parallelism hold the same, other stages have senders of their own."""
+    whole = model_bytes(QWEN25_32B, "bf16")
+    for dtype in ("bf16", "fp8"):
+        account = sync(QWEN25_32B, T(tp=4, pp=2, dp=4, shard="optimizer"), S(tp=4), H100, how="broadcast", dtype=dtype)
+        assert account.gathered.value == pytest.approx(whole / 2 - whole / 8)
+    sharded = sync(QWEN25_32B, T(dp=8), S(tp=4), H100, how="broadcast")
+    assert sharded.gathered.value == pytest.approx(whole * 7 / 8)
+    assert sync(QWEN25_32B, T(shard="none"), S(), H100, how="gather").gathered.value == 0
+    assert sync(QWEN25_32B, T(dp=8), S(), H100, how="reshard").gathered.value == 0
+    experts = sync(QWEN3_30B, T(tp=2, pp=2, ep=4, dp=2, shard="optimizer"), S(), H100, how="broadcast")
+    whole, routed = model_bytes(QWEN3_30B, "bf16"), 2.0 * QWEN3_30B.expert_params
+    assert experts.gathered.value == pytest.approx(whole / 2 - (whole - routed) / 4 - routed / 8)
+
+
+def test_stages_join_their_tensors_side_by_side_at_a_rate_that_is_shown_as_a_range():
+    one = sync(QWEN25_32B, T(dp=16), S(tp=4), H100, how="broadcast")
+    two = sync(QWEN25_32B, T(pp=2, dp=8, shard="optimizer"), S(tp=4), H100, how="broadcast")
+    joined = model_bytes(QWEN25_32B, "bf16") / DEFAULT.gather
+    assert one.joined_s == pytest.approx(joined)
+    assert one.expected.value - two.expected.value == pytest.approx(joined / 2)
+    low, high = one.between
+    assert low == pytest.approx(one.expected.value - joined * (1 - 20 / 60))
+    assert high == pytest.approx(one.expected.value + joined * (20 / 5 - 1))
+    known = sync(QWEN25_32B, T(dp=16), S(tp=4), H100, how="broadcast", efficiency=SETS["verl-delta"])
+    assert known.between == (known.expected.value, known.expected.value)
+
+
 def test_colocated_engines_get_what_their_rank_lacks():
     account = sync(QWEN25_32B, T(dp=8), S(tp=4), H100, engines=2, route="ipc")
     whole = model_bytes(QWEN25_32B, "bf16")

@@ -113,3 +113,14 @@ def test_parts_sum_and_a_faster_host_link_is_never_slower(sleep, name, tp, offlo
 def test_unknown_words_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         switch(LLAMA_8B, T(dp=8), S(), H100, **make)
+
+
+def test_models_beside_the_policy_leave_for_the_engines_too():
+    """A critic's 16 bytes a parameter go and come; a reference is only read, so it only comes."""
+    bare = switch(QWEN25_32B, T(dp=8), S(tp=4), H100)
+    full = switch(QWEN25_32B, T(dp=8), S(tp=4), H100, guests=[("critic", 64e9, 64e9), ("reference", 8e9, 0.0)])
+    speed = H100.host_link * SETS["default"].host_link
+    assert full.seconds.value - bare.seconds.value == pytest.approx((64e9 + 64e9 + 8e9) / speed)
+    assert full.to_training.value - bare.to_training.value == pytest.approx((64e9 + 8e9) / speed)
+    assert full.host_memory.value - bare.host_memory.value == pytest.approx(8 * (64e9 + 8e9))
+    assert switch(QWEN25_32B, T(dp=8), S(tp=4), H100, asleep=3e9).engine_residue.value == 3e9

@@ -16,6 +16,8 @@ from gruppetto.ledger.layouts.serving import ServeMemory
 Placement = Literal["colocated", "disaggregated", "async"]
 STATE = ("weights", "gradients", "optimizer")
 """What a trainer keeps between steps."""
+GUESTS = ("critic", "reference", "judge")
+"""Models beside the policy, where they have a place on the trainer's GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def _colocated(train: Memory, serve: ServeMemory, memory: float, sleep: Sleep) -
     weights = _of("engine", serve.parts, ("weights",))
     rest = _of("trainer", train.parts, ("context", *(("communication",) if sleep.groups_stay else ())))
     stays = _of("trainer", train.parts, sleep.trainer_stays)
-    state = _of("trainer", train.parts, (*STATE, "context", "communication"))
+    state = _of("trainer", train.parts, (*STATE, *GUESTS, "context", "communication"))
     sender = _of("trainer", train.parts, ("weights", "context", "communication"))
     bucket = {"sync bucket": Figure(sleep.bucket, "bytes", "weights under way at once")}
     away = _away(train, sleep)
@@ -97,7 +99,7 @@ def _colocated(train: Memory, serve: ServeMemory, memory: float, sleep: Sleep) -
 
 def _apart(train: Memory, serve: ServeMemory, memory: float, sleep: Sleep) -> tuple[Phase, ...]:
     bucket = {"sync bucket": Figure(sleep.bucket, "bytes", "weights under way at once")}
-    own = _of("trainer", train.parts, (*STATE, "context", "communication"))
+    own = _of("trainer", train.parts, (*STATE, *GUESTS, "context", "communication"))
     engine = _of("engine", serve.parts, tuple(serve.parts))
     none, host = Figure(0.0, "bytes", "0"), train.host
     return (
@@ -111,7 +113,7 @@ def _apart(train: Memory, serve: ServeMemory, memory: float, sleep: Sleep) -> tu
 
 def _of(side: str, parts: dict[str, Figure], owners: tuple[str, ...]) -> dict[str, Figure]:
     """These owners' parts, those that hold nothing left out."""
-    return {f"{side} {owner}": parts[owner] for owner in owners if parts[owner].value > 0}
+    return {f"{side} {owner}": parts[owner] for owner in owners if owner in parts and parts[owner].value > 0}
 
 
 def _value(train: Memory, owner: str, sleep: Sleep) -> float:
@@ -120,7 +122,8 @@ def _value(train: Memory, owner: str, sleep: Sleep) -> float:
 
 def _away(train: Memory, sleep: Sleep) -> float:
     """Trainer state that is in host memory while engines generate; gradients are dropped, not kept."""
-    return sum(_value(train, owner, sleep) for owner in STATE if owner != "gradients")
+    away = (owner for owner in (*STATE, *GUESTS) if owner != "gradients" and owner in train.parts)
+    return sum(_value(train, owner, sleep) for owner in away)
 
 
 def _host(train: Memory, away: float, copy: float) -> Figure:

@@ -118,6 +118,8 @@ class Placements:
             sleep=ask.sleep,
             dtype=ask.serve_dtype,
             kv_pool=rollout.memory.pool,
+            guests=_guests(trainer),
+            asleep=stays,
             efficiency=ask.efficiency,
         )
         published = self._sync(rollout, trainer, "ipc")
@@ -195,6 +197,7 @@ class Placements:
             self.ask.gpu,
             sleep=self.ask.sleep,
             dtype=self.ask.serve_dtype,
+            guests=_guests(base.trainer),
             efficiency=self.ask.efficiency,
         )
         engines, trainers, k = base.rollout.used, base.trainer.used, self.ask.max_staleness
@@ -320,6 +323,11 @@ class Placements:
         if name == "disaggregated":
             return max(work_s, alone_s) + trainer.seconds / 2
         return max(work_s, trainer.seconds, alone_s / (self.ask.max_staleness + 1))
+
+
+def _guests(trainer: TrainerSide) -> list[tuple[str, float, float]]:
+    """Who leaves the trainer's GPUs with the policy; those that take turns are in host memory already."""
+    return [(seat.name, seat.comes, seat.goes) for seat in trainer.seats if seat.resident]
 
 
 def _staleness(schedule: Schedule) -> Figure:

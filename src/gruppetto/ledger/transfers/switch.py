@@ -79,14 +79,18 @@ def switch(
     grad_bytes: float = 2.0,
     reload: bool = False,
     recapture: bool = False,
+    guests: Sequence[tuple[str, float, float]] = (),
+    asleep: float | None = None,
     efficiency: Efficiency = DEFAULT,
 ) -> Switch:
     """The hand-overs between an engine in `serve` and a trainer in `train` on the same GPUs.
 
     `kv_pool`: bytes of a GPU (default: what weights leave). `tags`: what "release" gives back. `offload`: what the
     trainer moves to host memory while engines work; gradients are freed, not moved. `destroy_groups`: the trainer's
-    process groups go with it. `reload`: level 2 weights from disk, not from the trainer. Raises `UserError` for words
-    that are none of these.
+    process groups go with it. `reload`: level 2 weights from disk, not from the trainer. `guests`: models beside
+    the policy, each with the bytes of a GPU that come to training and that go to generation. `asleep`: bytes
+    that the engine's own account says stay with it (default: what is published). Raises `UserError` for words that are
+    none of these.
     """
     _check(sleep, tags, offload)
     weights = gpu_weight_bytes(model, serve, dtype)
@@ -94,6 +98,7 @@ def switch(
     found = [
         *_engine(sleep, tags, weights, pool, gpu, reload, recapture, efficiency),
         *_trainer(model, train, gpu, offload, grad_bytes, efficiency),
+        *_guests(guests, gpu, efficiency),
     ]
     if efficiency.switch_s and found:
         found += [_fixed("to training", efficiency), _fixed("to generation", efficiency)]
@@ -105,7 +110,7 @@ def switch(
         to_training=_sum(away, efficiency),
         to_generation=_sum(back, efficiency),
         seconds=_sum(found, efficiency),
-        engine_residue=_engine_residue(sleep, tags, weights, pool, efficiency),
+        engine_residue=_engine_residue(sleep, tags, weights, pool, asleep, efficiency),
         trainer_residue=_trainer_residue(model, train, offload, grad_bytes, destroy_groups, efficiency),
         host_memory=Figure(host, "bytes", f"{gpu.gpus_per_node} GPUs x {show_size(host / gpu.gpus_per_node)}"),
     )
@@ -225,6 +230,22 @@ def _trainer(
     return found
 
 
+def _guests(guests: Sequence[tuple[str, float, float]], gpu: GPU, efficiency: Efficiency) -> list[HandOver]:
+    """Critic, reference, judge: they leave for the engines too. What is only read keeps its copy in host memory."""
+    found = []
+    for name, comes, goes in guests:
+        moved = _over_host(name, comes, gpu, efficiency)
+        held = Figure(comes, "bytes", f"{name}, of a GPU")
+        found.append(HandOver(what=name, when="to training", bytes=held, route="from host", seconds=moved))
+        if goes:
+            held, moved = Figure(goes, "bytes", f"{name}, of a GPU"), _over_host(name, goes, gpu, efficiency)
+            found.append(HandOver(what=name, when="to generation", bytes=held, route="to host", seconds=moved))
+        else:
+            freed = Figure(0.0, "s", "only read: its copy is in host memory")
+            found.append(HandOver(what=name, when="to generation", bytes=held, route="freed", seconds=freed))
+    return found
+
+
 def _over_host(what: str, num_bytes: float, gpu: GPU, efficiency: Efficiency) -> Figure:
     speed = gpu.host_link * efficiency.host_link
     text = f"{what}: {show_size(num_bytes)} / ({show_size(gpu.host_link)}/s x {efficiency.host_link:.2g})"
@@ -239,12 +260,14 @@ def _sum(found: Sequence[HandOver], efficiency: Efficiency) -> Figure:
 def _host_bytes(found: Sequence[HandOver], gpu: GPU) -> float:
     """On a node: the engine's copy while training, or the trainer's while generating, whichever is more."""
     engine = sum(h.bytes.value for h in found if h.when == "to training" and h.route == "to host")
-    trainer = sum(h.bytes.value for h in found if h.when == "to generation" and h.route == "to host")
+    trainer = sum(h.bytes.value for h in found if h.when == "to training" and h.route == "from host")
     return gpu.gpus_per_node * max(engine, trainer)
 
 
-def _engine_residue(sleep: Sleep, tags: Sequence[str], weights: float, pool: float, efficiency: Efficiency) -> Figure:
-    stays, text = efficiency.residual_bytes, ["context, libraries, graphs"]
+def _engine_residue(
+    sleep: Sleep, tags: Sequence[str], weights: float, pool: float, asleep: float | None, efficiency: Efficiency
+) -> Figure:
+    stays, text = efficiency.residual_bytes if asleep is None else asleep, ["context, libraries, graphs"]
     released = {"keep": (), "release": tuple(tags)}.get(sleep, TAGS)
     for tag, num_bytes in (("weights", weights), ("kv_cache", pool)):
         if tag not in released:
@@ -253,7 +276,7 @@ def _engine_residue(sleep: Sleep, tags: Sequence[str], weights: float, pool: flo
     if "cuda_graph" not in released:
         stays += efficiency.graph_bytes
         text.append(f"cuda_graph {show_size(efficiency.graph_bytes)}")
-    return Figure(stays, "bytes", " + ".join(text), efficiency.source("residual_bytes"))
+    return Figure(stays, "bytes", " + ".join(text), efficiency.source("residual_bytes") if asleep is None else "")
 
 
 def _trainer_residue(

@@ -33,6 +33,9 @@ How = Literal["reshard", "broadcast", "gather"]
 Route = Literal["ipc", "node", "network", "disk"]
 BUCKET_BYTES = 1 << 30
 """vLLM's packed buffer: 1 GiB (slime 512 MiB, verl 2 GiB)."""
+JOINED = DEFAULT.gather
+JOINED_RATES = (60e9, 5e9)
+"""Bytes/s at which published exporters make whole tensors of shards, the fastest and the slowest (verl, NeMo-RL)."""
 _BULK = ("mlp", "expert")
 
 
@@ -53,7 +56,7 @@ class Sync:
     sent: Figure
     """Bytes that one sending trainer rank puts on `link`, engines passing on among themselves."""
     gathered: Figure
-    """Bytes that one trainer rank receives from others before anything is sent."""
+    """Bytes, in 16 bits, that one sender receives from others before anything is sent; each stage has a sender."""
     tensors: Figure
     buckets: Figure
     sender_memory: Figure
@@ -63,6 +66,15 @@ class Sync:
     parts: tuple[Figure, ...]
     """Seconds, by what they go to."""
     expected: Figure
+    joined_s: float = 0.0
+    """Seconds of `expected` in which whole tensors are made of shards, where their rate is assumed; else 0."""
+
+    @property
+    def between(self) -> tuple[float, float]:
+        """Seconds with the fastest and the slowest rate that published exporters join tensors at; `expected` twice
+        where the rate is a source's own."""
+        fast, slow = (self.expected.value + self.joined_s * (JOINED / rate - 1) for rate in JOINED_RATES)
+        return fast, slow
 
     def share_of(self, step_s: float) -> float:
         """Share of a step of so many seconds."""
@@ -78,8 +90,9 @@ class _Bytes:
     received: float
     sent: float
     gathered: float
-    dense: float
-    experts: float
+    dense16: float
+    """Of one stage's whole tensors in 16 bits, experts aside: what its sender joins."""
+    experts16: float
     own: float
     """What a trainer rank holds, 16 bits."""
     tensors: int
@@ -140,6 +153,7 @@ def sync(
         bound=_bound(size, link, cluster, how, route, shared_link),
         parts=parts,
         expected=Figure(seconds, "s", " + ".join(show_seconds(part.value) for part in parts), efficiency.name),
+        joined_s=_joined_s(size, how, efficiency),
     )
 
 
@@ -172,15 +186,16 @@ def _sizes(
         received = max(0.0, received - (total - experts) * dense_share - experts * expert_share)
     routed = 2.0 * model.expert_params
     own = (model_bytes(model, "bf16") - routed) * dense_share + routed * expert_share
-    gathered = 0.0 if how == "reshard" else total * (train.gpus - 1) / train.gpus
+    stage = model_bytes(model, "bf16") / train.pp
+    gathered = 0.0 if how == "reshard" else max(0.0, stage - own)
     return _Bytes(
         total=total,
         needed=needed,
         received=received,
         sent=total / train.gpus if how == "reshard" else total,
         gathered=gathered,
-        dense=total - experts,
-        experts=experts,
+        dense16=stage - routed / train.pp,
+        experts16=routed / train.pp,
         own=own,
         tensors=sum(piece.count * piece.tensors for piece in sent),
     )
@@ -229,8 +244,8 @@ def _parts(
     if params_in_host:
         found.append(_at("shard from host memory", size.own, efficiency, "offloaded"))
     if how != "reshard":
-        found.append(_at("whole tensors made of shards", size.dense, efficiency, "gather"))
-        found.append(_at("whole experts made of shards", size.experts, efficiency, "gather_experts"))
+        found.append(_at("whole tensors made of shards", size.dense16, efficiency, "gather"))
+        found.append(_at("whole experts made of shards", size.experts16, efficiency, "gather_experts"))
     if real_type(model, dtype) not in FLOATS:
         here = model_bytes(model, "bf16") / train.gpus if quantize == "before" else size.needed
         found.append(_at(f"quantised {quantize} sending", here, efficiency, "quantize"))
@@ -281,7 +296,16 @@ def _sent(size: _Bytes, how: How, train: TrainLayout) -> Figure:
 def _gathered_text(size: _Bytes, how: How, train: TrainLayout) -> str:
     if how == "reshard":
         return "nothing: sent from the shards"
-    return f"({train.gpus} - 1) / {train.gpus} x {show_size(size.total)}"
+    stage = f"one of {train.pp} stages" if train.pp > 1 else "the model"
+    return f"{show_size(size.dense16 + size.experts16)} of {stage} in 16 bits - {show_size(size.own)} of its own"
+
+
+def _joined_s(size: _Bytes, how: How, efficiency: Efficiency) -> float:
+    """Seconds of joining at rates that nobody published for this setting."""
+    if how == "reshard":
+        return 0.0
+    dense = 0.0 if "gather" in efficiency.own else size.dense16 / efficiency.gather
+    return dense + (0.0 if "gather_experts" in efficiency.own else size.experts16 / efficiency.gather_experts)
 
 
 def _sender_memory(how: How, size: _Bytes, bucket: float, unit: float) -> Figure:
