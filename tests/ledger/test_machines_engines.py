@@ -14,6 +14,7 @@ from gruppetto.ledger.machines.efficiency import DEFAULT, SETS
 from gruppetto.ledger.machines.engines import engine_model, experts_read
 from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.ledger.machines.storage import model_bytes, tensors_bytes
+from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.models.model import Mixer
 
 PUBLISHED = {
@@ -57,13 +58,14 @@ def test_rows_read_distinct_experts():
     assert experts_read(128, 8, 1) == pytest.approx(8)
     assert experts_read(128, 8, 48) == pytest.approx(128, rel=0.05)
     assert experts_read(0, 0, 5) == 0
-    one = engine_model(QWEN3_30B, GPUS["H100"], slots=64, rows=1)
-    many = engine_model(QWEN3_30B, GPUS["H100"], slots=64)
-    active = sum(t.elements for t in QWEN3_30B.tensors if t.kind not in ("expert", "embedding"))
-    active += QWEN3_30B.count(["expert"]) * 8 / 128
-    assert one.weights_s == pytest.approx(2 * active / (3.35e12 * 0.75))
-    assert many.weights_s > 8 * one.weights_s
-    assert many.compute_row_s == one.compute_row_s
+    engine = engine_model(QWEN3_30B, GPUS["H100"], slots=64)
+    dense = sum(t.elements for t in QWEN3_30B.tensors if t.kind not in ("expert", "embedding"))
+    experts = QWEN3_30B.count(["expert"])
+    for rows in (1, 8, 64):
+        read = dense + experts * experts_read(128, 8, rows) / 128
+        assert engine.read_s(rows) == pytest.approx(2 * read / (3.35e12 * 0.75))
+    assert engine.step_s(1, 0) < 3.6e-3  # all experts would be 24 ms
+    assert engine.read_s(64) > 8 * engine.read_s(1)
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.floats(0, 1000), st.floats(0, 1000))
@@ -106,6 +108,46 @@ def test_latent_kv_is_whole_on_each_rank_and_divided_by_attention_replicas():
     spread = engine_model(DEEPSEEK_V3, GPUS["H200"], ServeLayout(tp=1, dp=8, ep=8), slots=64, dtype="fp8")
     assert spread.kv_capacity > 3.5 * plain.kv_capacity  # attention weights are repeated
     assert spread.kv_token_s <= plain.kv_token_s
+
+
+def test_slots_are_of_an_attention_replica():
+    one = engine_model(DEEPSEEK_V3, GPUS["H200"], ServeLayout(tp=8, dp=2), slots=64, dtype="fp8")
+    four = engine_model(DEEPSEEK_V3, GPUS["H200"], ServeLayout(tp=4, dp=4), slots=64, dtype="fp8")
+    assert (one.slots, four.slots) == (128, 256)
+
+
+def test_latent_attention_decodes_against_the_latent():
+    """2 x 128 heads x (2 x 512 + 64) FLOP a key and layer, DeepSeek-V3; prefill has 2 x 128 x (192 + 128)."""
+    model = model_of("DeepSeek-V3")
+    latent = model.mixers[0]
+    assert latent.decode_score == 278_528
+    assert latent.score_flops == 81_920
+    spread = engine_model(model, GPUS["H100"], ServeLayout(dp=32, ep=32), slots=64, dtype="fp8")
+    computed = 61 * 278_528 / (989e12 * 32 * 0.6)
+    read = 61 * 576 * 2 / (3.35e12 * 0.75) / 32
+    assert spread.kv_token_s == pytest.approx(max(computed, read), rel=0.01)
+    assert model.decode_flops(999) - model.matmul_flops(1) == 61 * 278_528 * 1000
+    assert model.forward_flops(1, 999) - model.matmul_flops(1) == 61 * 81_920 * 1000
+    assert LLAMA_8B.decode_flops(999) == LLAMA_8B.forward_flops(1, 999)
+
+
+def test_what_an_engine_exchanges():
+    """Two all-reduces a layer over tp; tokens to experts and back with attention replicas; the network's hops beyond a
+    node."""
+    bare = DEFAULT.but(step_s=0.0, row_s=0.0)
+    make = {"slots": 64, "dtype": "fp8", "efficiency": bare}
+    eight = engine_model(DEEPSEEK_V3, GPUS["H100"], ServeLayout(tp=8), **make, kv_capacity=0)
+    far = engine_model(DEEPSEEK_V3, GPUS["H100"], ServeLayout(tp=32), **make)
+    assert eight.base_s == pytest.approx(122 * 34e-6)
+    assert far.base_s == pytest.approx(122 * (34e-6 + 4 * 14e-6))  # four nodes: a tree of two levels, up and down
+    assert eight.row_s == pytest.approx(122 * 2 * 7 / 8 * 2 * 7168 / (450e9 * 0.8))
+    near = engine_model(DEEPSEEK_V3, GPUS["H100"], ServeLayout(dp=8, ep=8), **make, kv_capacity=0)
+    wide = engine_model(DEEPSEEK_V3, GPUS["H100"], ServeLayout(dp=32, ep=32), **make)
+    assert near.base_s == pytest.approx(58 * 2 * 34e-6)
+    assert wide.base_s == pytest.approx(58 * 2 * (34e-6 + 14e-6))
+    copies = 58 * 2 * 8 * 2 * 7168  # bytes of a row to 8 experts and back
+    assert near.row_s == pytest.approx(copies * 7 / 8 / 8 / (450e9 * 0.8))
+    assert wide.row_s == pytest.approx(copies * 31 / 32 / 32 / (50e9 * 0.8))
 
 
 def test_windows_and_states_are_a_rows_own_price():

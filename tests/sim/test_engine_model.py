@@ -14,6 +14,8 @@ PRICES = st.builds(
     slots=st.just(64),
     base_s=st.floats(0.001, 1),
     weights_s=st.floats(0, 1),
+    experts_s=st.sampled_from([0.0, 0.4]),
+    expert_share=st.sampled_from([0.0625, 0.5, 1.0]),
     kv_token_s=st.sampled_from([0.0, 1e-6, 1e-3]),
     compute_row_s=st.sampled_from([0.0, 0.01, 0.3]),
     row_s=st.sampled_from([0.0, 1e-3]),
@@ -26,6 +28,15 @@ def test_a_step_is_the_formula():
     model = EngineModel(slots=8, base_s=1, weights_s=2, kv_token_s=0.1, compute_row_s=3, row_s=0.5)
     assert model.step_s(1, 10) == 1 + max(2 + 1, 3) + 0.5
     assert model.step_s(4, 10) == 1 + max(2 + 1, 12) + 2
+
+
+def test_a_step_reads_the_experts_that_its_rows_chose():
+    model = EngineModel(slots=64, base_s=0, weights_s=2, experts_s=10, expert_share=0.25, kv_token_s=0.1)
+    assert model.step_s(1, 10) == 2 + 2.5 + 1
+    assert model.step_s(2, 10) == pytest.approx(2 + 10 * (1 - 0.75**2) + 1)
+    assert model.step_s(64, 0) == pytest.approx(12)
+    assert model.alone_s(0, 2) == pytest.approx(4.5 + 4.6)
+    assert EngineModel(slots=8, experts_s=1, base_s=0).step_s(3, 0) == 1  # a share of 1: all are read
 
 
 def test_speculation_is_the_price_of_an_accepted_token():
@@ -123,6 +134,8 @@ def test_a_slow_engine_is_slow_in_everything_and_tp_divides_reading():
     [
         (lambda: EngineModel(slots=0), "slots = 0"),
         (lambda: EngineModel(slots=1, row_s=-1), "row_s = -1"),
+        (lambda: EngineModel(slots=1, experts_s=-1), "experts_s = -1"),
+        (lambda: EngineModel(slots=1, expert_share=0), "expert_share = 0"),
         (lambda: EngineModel(slots=1, base_s=float("nan")), "base_s = nan"),
         (lambda: EngineModel(slots=1, kv_capacity=-1), "kv_capacity = -1"),
         (lambda: EngineModel(slots=1, base_s=0, kv_token_s=0.1), "base_s or weights_s"),

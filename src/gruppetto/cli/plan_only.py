@@ -14,7 +14,7 @@ from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.memory import TrainWork, train_memory
 from gruppetto.ledger.layouts.rules import serve_objection, train_objection
-from gruppetto.ledger.layouts.serving import serve_memory
+from gruppetto.ledger.layouts.serving import ServeOverheads, serve_memory
 from gruppetto.ledger.layouts.shares import shares_of
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.ask import Ask
@@ -89,7 +89,8 @@ def _layouts(ask: Ask) -> tuple[TrainLayout, ServeLayout, list[str]]:
     held = train_memory(ask.model, train, work, ask.gpu.memory)
     if not held.fits:
         said.append(f"a trainer rank would hold {show_size(held.total)} of {show_size(held.capacity)}: it does not fit")
-    kept = serve_memory(ask.model, serve, ask.gpu.memory, dtype=ask.serve_dtype)
+    over = ServeOverheads.of(ask.efficiency)
+    kept = serve_memory(ask.model, serve, ask.gpu.memory, dtype=ask.serve_dtype, over=over)
     if not kept.fits:
         said.append(
             f"an engine GPU would hold {show_size(kept.total)} without KV, of {show_size(kept.capacity)}: it does not "

@@ -121,7 +121,7 @@ def _measured(run: Path, skipped: int) -> dict[str, dict[str, Any]]:
 
 def _engines(config: Config) -> tuple[str, str]:
     engine, sim = config.engine, config.sim
-    step = sim.decode_base_s + sim.decode_weights_s
+    step = sim.decode_base_s + sim.decode_weights_s + sim.decode_experts_s * sim.decode_expert_share
     return (
         f"engines: {engine.count} of {engine.slots} slots, {config.run.placement}; a decode step takes "
         f"{step * 1e3:.4g} ms and {sim.decode_row_s * 1e3:.3g} ms a row; the trainer takes {sim.train_step_s:.3g} s a "

@@ -252,7 +252,11 @@ class SimSection(Section):
     decode_base_s: Seconds = 0.0041
     """Seconds of a decode step besides all else (launches, all-reduces)."""
     decode_weights_s: Seconds = 0.0127
-    """Seconds to read the weights once."""
+    """Seconds to read the weights once; of a mixture of experts, all but the experts."""
+    decode_experts_s: Seconds = 0.0
+    """Seconds to read all experts once; a step reads those that its rows chose, 1 - (1 - share)^rows of them."""
+    decode_expert_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the experts that one row chooses: top_k / experts."""
     decode_compute_s: Seconds = 0.0
     """Seconds of arithmetic that each live row adds; a step takes this or the reading, whichever is longer."""
     decode_kv_s: Seconds = 0.0

@@ -2,11 +2,13 @@
 
 A decode step with `b` live rows that hold `kv` context tokens in all takes
 
-    tau(b, kv) = base + max(weights + kv * kv_token, b * compute_row) + b * row        seconds
+    tau(b, kv) = base + max(read(b) + kv * kv_token, b * compute_row) + b * row        seconds
+    read(b)    = weights + experts * (1 - (1 - share)^b)
 
 (weights and KV are read once a step, or the matrix units are the limit; TRT-LLM's published saturation rows fit within
-2 % to 9 %). Every row gets one token a step, so `kv` grows by `b`, and the seconds of n steps are a quadratic in n once
-reading is the limit: `steps_s` sums it and `steps_in` inverts it, both in O(1).
+2 % to 9 %; of a mixture's experts those are read that a row chose, each a share k / E of them). Every row gets one
+token a step, so `kv` grows by `b`, and the seconds of n steps are a quadratic in n once reading is the limit: `steps_s` sums
+it and `steps_in` inverts it, both in O(1).
 
 With speculation a step stands for one accepted token of each row at its average price: tau * cost / accepted tokens.
 """
@@ -20,6 +22,9 @@ from dataclasses import dataclass
 from gruppetto.errors import UserError
 from gruppetto.ledger.machines.gpus import GPU
 
+_SECONDS = (
+    "base_s", "weights_s", "experts_s", "kv_token_s", "compute_row_s", "row_s", "prefill_token_s", "move_token_s",
+)  # fmt: skip
 NEVER_ENDS = 1 << 60
 """Decode steps that fit into any time when they take none."""
 
@@ -32,7 +37,11 @@ class EngineModel:
     base_s: float = 1.0
     """Of every decode step, whatever is in it."""
     weights_s: float = 0.0
-    """To read the weights once."""
+    """To read once the weights that every step reads: all of a dense model, all but the experts of a mixture."""
+    experts_s: float = 0.0
+    """To read all routed experts once."""
+    expert_share: float = 1.0
+    """Share of the experts that one row chooses, top_k / experts; rows choose independently of each other."""
     kv_token_s: float = 0.0
     """To read one context token's KV."""
     compute_row_s: float = 0.0
@@ -54,10 +63,12 @@ class EngineModel:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise UserError(f"slots = {self.slots}: an engine needs at least one; write slots = 1 or more")
-        for name in ("base_s", "weights_s", "kv_token_s", "compute_row_s", "row_s", "prefill_token_s", "move_token_s"):
+        for name in _SECONDS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} = {value}: seconds are finite and not negative; write 0 to leave it out")
+        if not 0 < self.expert_share <= 1:
+            raise UserError(f"expert_share = {self.expert_share}: top_k / experts lies above 0 and at most at 1")
         for rows, accepted, cost in self.speculation:
             if rows < 0 or accepted <= 0 or cost <= 0:
                 raise UserError(f"speculation {(rows, accepted, cost)}: tokens a step and cost must be above 0")
@@ -131,16 +142,22 @@ class EngineModel:
 
     # -- decode -------------------------------------------------------------------------------------------------------
 
+    def read_s(self, rows: float) -> float:
+        """Seconds to read what `rows` rows need of the weights in one step."""
+        if not self.experts_s:
+            return self.weights_s
+        return self.weights_s + self.experts_s * (1.0 - math.pow(1.0 - self.expert_share, rows))
+
     def step_s(self, rows: int, kv: int) -> float:
         """Seconds of one decode step with `rows` live rows that hold `kv` context tokens in all."""
-        read, compute = self.weights_s + self.kv_token_s * kv, self.compute_row_s * rows
+        read, compute = self.read_s(rows) + self.kv_token_s * kv, self.compute_row_s * rows
         step = self.base_s + self.row_s * rows + (read if read > compute else compute)
         return step * self._price(rows) if self.speculation else step
 
     def steps_s(self, rows: int, kv: int, steps: int) -> float:
         """Seconds of `steps` decode steps in a row; `kv` is what the rows hold at the first, and grows by `rows`."""
         flat = self.base_s + self.row_s * rows
-        read, compute = self.weights_s + self.kv_token_s * kv, self.compute_row_s * rows
+        read, compute = self.read_s(rows) + self.kv_token_s * kv, self.compute_row_s * rows
         grow = self.kv_token_s * rows
         bound = 0  # steps in which the matrix units are the limit
         if read < compute:
@@ -165,7 +182,7 @@ class EngineModel:
         if seconds <= 0:
             return 0
         flat = self.base_s + self.row_s * rows
-        read, compute = self.weights_s + self.kv_token_s * kv, self.compute_row_s * rows
+        read, compute = self.read_s(rows) + self.kv_token_s * kv, self.compute_row_s * rows
         grow, bound = self.kv_token_s * rows, 0
         if grow == 0.0 or read < compute:
             step = flat + max(read, compute)

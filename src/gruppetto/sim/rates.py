@@ -42,7 +42,9 @@ class ModelRates:
     def area_s(self, tokens: int, kv_steps: float, prefill_tokens: int) -> float:
         model = self.model
         steps = max(tokens / model.slots, kv_steps / model.kv_capacity if model.kv_capacity else 0.0)
-        read, compute = model.weights_s * steps + model.kv_token_s * kv_steps, model.compute_row_s * tokens
+        experts = (model.read_s(model.slots) - model.weights_s) / model.slots  # of one row, at least: reads are concave
+        read = model.weights_s * steps + experts * tokens + model.kv_token_s * kv_steps
+        compute = model.compute_row_s * tokens
         work = model.base_s * steps + model.row_s * tokens + max(read, compute)
         best = min((cost / made for _, made, cost in model.speculation), default=1.0)
         return (work * min(1.0, best) + self.prefill_s * prefill_tokens) / self.engines

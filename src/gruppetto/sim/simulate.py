@@ -157,6 +157,8 @@ def engine_model(config: Config) -> EngineModel:
         slots=config.engine.slots,
         base_s=sim.decode_base_s,
         weights_s=sim.decode_weights_s,
+        experts_s=sim.decode_experts_s,
+        expert_share=sim.decode_expert_share,
         kv_token_s=sim.decode_kv_s,
         compute_row_s=sim.decode_compute_s,
         row_s=sim.decode_row_s,

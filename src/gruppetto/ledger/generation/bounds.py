@@ -1,8 +1,8 @@
 """What no schedule beats, in expectation: all work at the best throughput, the longest alone, and what lies between.
 
     area          steps >= tokens / slots, and >= token-steps of KV / KV where that is limited; then
-                  base x steps + row x tokens + max(weights x steps + kv_token x token-steps, compute x tokens),
-                  and all prefill
+                  base x steps + row x tokens + max(read x steps + kv_token x token-steps, compute x tokens),
+                  and all prefill; read = the weights that a step of tokens / steps rows needs
     critical      the longest rollout with an engine to itself: prefill, decode at batch 1, its tools
     staircase     max over k of S_k / G(k): the k longest need S_k tokens, and while at most k of them run they get at
                   most G(k) tokens a second together
@@ -21,7 +21,7 @@ def ideal(rollouts: Rollouts, engines: Engines) -> Figure:
     model, tokens, held = engines.model, rollouts.tokens, rollouts.kv_steps
     steps = max(tokens / model.slots, held / model.kv_capacity if model.kv_capacity else 0.0)
     steps = min(steps, tokens)  # one row always runs, whatever it holds
-    read = model.weights_s * steps + model.kv_token_s * held
+    read = model.read_s(tokens / steps) * steps + model.kv_token_s * held
     work = model.base_s * steps + model.row_s * tokens + max(read, model.compute_row_s * tokens)
     best = min((cost / made for _, made, cost in model.speculation), default=1.0)
     prefill = rollouts.count * (rollouts.prompt_tokens + rollouts.observed)

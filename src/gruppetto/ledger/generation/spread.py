@@ -3,7 +3,9 @@
 Where every rollout has a slot from the start, and reading is the limit of a decode step, an engine's time follows from
 its own lengths exactly:
 
-    T = (base + weights) x longest + sum of g(L),      g(L) = row x L + kv_token x (P L + L^2 / 2)
+    T = (base + read) x longest + sum of g(L),      g(L) = row x L + kv_token x (P L + L^2 / 2)
+
+(read: of the weights, what as many rows need as are live on average while the longest is)
 
 so the distribution of T is a convolution (by fast Fourier transform, for each value of the longest), and that of the
 latest of E engines its E-th power. What comes on top of engines that all carry the mean load is the spread.
@@ -40,7 +42,8 @@ def spread_s(rollouts: Rollouts, engines: Engines, rows: int) -> float:
     width = rows * mean + 8 * float(np.sqrt(rows * (share @ own**2))) + 2 * float(own[-1])
     edges = np.unique(np.concatenate([np.linspace(0, len(grid) - 1, _LEVELS).astype(int), [len(grid) - 2]]))
     ended = _below_by_level(own, share, edges, rows, width)
-    step = engines.model.base_s + engines.model.weights_s
+    live = rows * rollouts.lengths.mean / rollouts.lengths.longest(rollouts.groups, rollouts.group_size)
+    step = engines.model.base_s + engines.model.read_s(max(1.0, live))
     times = np.linspace(0.0, step * grid[-1] + width, 3 * _CELLS)
     cells = (np.arange(_CELLS) + 0.5) * width / _CELLS
     spread, level = np.zeros(len(times)), np.zeros(len(times))

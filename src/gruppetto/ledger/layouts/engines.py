@@ -10,15 +10,17 @@ from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.rules import FP8_BLOCK, degrees, serve_objection
-from gruppetto.ledger.layouts.serving import SERVE_OVERHEADS, ServeOverheads, kv_share, serve_bytes, served
-from gruppetto.ledger.layouts.shares import Shares, shares_of
+from gruppetto.ledger.layouts.serving import ServeOverheads, kv_share, serve_bytes, served
+from gruppetto.ledger.layouts.shares import Shares
 from gruppetto.ledger.layouts.throughput import ServeWork, serve_score
 from gruppetto.ledger.layouts.traffic import Links
+from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
+from gruppetto.ledger.machines.engines import Pricing
 from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.units import show_size, show_tokens
 
-EQUAL = 0.05
+EQUAL = 0.03
 """Layouts whose GPU-seconds a token differ by less count as equal: of small engines more can fail, and lengths spread
 better over them."""
 Answer = Candidate[ServeLayout] | Rejection[ServeLayout]
@@ -26,11 +28,11 @@ Answer = Candidate[ServeLayout] | Rejection[ServeLayout]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine to be laid over GPUs. `weights` are bytes, `counts` parameters."""
+    """An engine to be laid over GPUs. `weights` are bytes."""
 
     model: Model
     weights: Shares
-    counts: Shares
+    pricing: Pricing
     gpu: GPU
     work: ServeWork
     dtype: str
@@ -42,11 +44,12 @@ class Engine:
     @classmethod
     def of(
         cls, model: Model, gpu: GPU, work: ServeWork, dtype: str, kv_bytes: float, links: Links | None,
-        over: ServeOverheads, mtp: bool,
+        over: ServeOverheads | None, mtp: bool, efficiency: Efficiency,
     ) -> Engine:  # fmt: skip
         """Of what `serve_layouts` is given."""
-        links, counts = links or Links.of(gpu), shares_of(model)
-        return cls(model, served(model, dtype), counts, gpu, work, dtype, kv_bytes, links, over, mtp)
+        links, over = links or Links.of(gpu), over or ServeOverheads.of(efficiency)
+        pricing = Pricing.of(model, gpu, dtype, kv_bytes, efficiency, links)
+        return cls(model, pricing.shares, pricing, gpu, work, dtype, kv_bytes, links, over, mtp)
 
     @property
     def capacity(self) -> float:
@@ -75,9 +78,7 @@ class Engine:
             objection = "kv", f"{show_size(pool)} left for KV {text}"
         if objection is not None:
             return Rejection(layout, *objection, needed - pool)
-        score, reason = serve_score(
-            self.counts, layout, self.work, self.gpu, self.links, share, pool, parts["weights"], gpus
-        )
+        score, reason = serve_score(self.pricing, layout, self.work, share, pool, gpus)
         return Candidate(layout, parts, self.capacity, score, reason)
 
     def search(self, gpus: int) -> Search[ServeLayout]:
@@ -89,7 +90,8 @@ class Engine:
         ways = []
         low = self.dtype in ("fp8", "mxfp4", "int4")
         if not low and self.gpu.fp8_flops:
-            narrow = replace(self, weights=served(self.model, "fp8"), dtype="fp8")
+            shares = served(self.model, "fp8")
+            narrow = replace(self, weights=shares, pricing=replace(self.pricing, shares=shares), dtype="fp8")
             if narrow.search(gpus).candidates:
                 ways.append("serve it in fp8")
         ways += other_gpus(gpus, self.links.gpus_per_node, lambda count: bool(self.search(count).candidates))
@@ -116,8 +118,9 @@ def serve_layouts(
     dtype: str = "bf16",
     kv_bytes: float = 2.0,
     links: Links | None = None,
-    over: ServeOverheads = SERVE_OVERHEADS,
+    over: ServeOverheads | None = None,
     mtp: bool = False,
+    efficiency: Efficiency = DEFAULT,
 ) -> Search[ServeLayout]:
     """Layouts of one engine, of which `gpus` GPUs hold as many as go.
 
@@ -126,7 +129,7 @@ def serve_layouts(
     """
     if gpus < 1:
         raise UserError(f"gpus = {gpus}: an engine needs at least one; write gpus = 1 or more")
-    engine = Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp)
+    engine = Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp, efficiency)
     found = engine.search(gpus)
     return found if found.candidates else replace(found, nearest=partial(engine.nearest, gpus, found))
 
@@ -141,11 +144,12 @@ def serve_layout(
     dtype: str = "bf16",
     kv_bytes: float = 2.0,
     links: Links | None = None,
-    over: ServeOverheads = SERVE_OVERHEADS,
+    over: ServeOverheads | None = None,
     mtp: bool = False,
+    efficiency: Efficiency = DEFAULT,
 ) -> Answer:
     """One layout that somebody chose for engines on `gpus` GPUs: a `Candidate`, or the `Rejection` with its reason."""
-    return Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp).assess(layout, gpus)
+    return Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp, efficiency).assess(layout, gpus)
 
 
 def _order(candidate: Candidate[ServeLayout]) -> tuple[float, ...]:

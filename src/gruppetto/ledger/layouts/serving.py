@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.shares import Shares, shares_of
+from gruppetto.ledger.machines.efficiency import Efficiency
 from gruppetto.ledger.models.model import Model, Tensor
 from gruppetto.ledger.units import show_size, show_tokens
 
@@ -22,8 +23,7 @@ class ServeOverheads:
     """Memory of an engine that is neither weights nor KV, bytes a GPU, and how much of the GPU it takes."""
 
     fraction: float = 0.9
-    """Of the GPU's memory, all of the engine's parts together (vLLM's gpu_memory_utilization, default 0.9; colocated
-    engines 0.7 to 0.8: slime v0.1.0 release notes)."""
+    """Of the GPU's memory, all of the engine's parts together (vLLM's gpu_memory_utilization, default 0.9)."""
     context: float = 1.0e9
     """CUDA context and libraries; assumed."""
     graphs: float = 1.0e9
@@ -34,6 +34,15 @@ class ServeOverheads:
     """Tokens that one prefill step computes (SGLang's chunked_prefill_size on 80 GB)."""
     slots: int = 512
     """Rows whose logits are sampled from at once, in fp32 with a copy."""
+
+    @classmethod
+    def of(cls, efficiency: Efficiency, beside: float | None = None) -> ServeOverheads:
+        """Of an engine that has its GPUs to itself, or with `beside` bytes of memory each shares them with a trainer:
+        then it gets what frameworks give to such engines, and no more than the sleeping trainer leaves."""
+        share = efficiency.memory_fraction
+        if beside is not None:
+            share = min(efficiency.colocated_fraction, share - efficiency.trainer_residual_bytes / beside)
+        return cls(fraction=max(0.0, share))
 
 
 SERVE_OVERHEADS = ServeOverheads()

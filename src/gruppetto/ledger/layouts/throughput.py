@@ -1,4 +1,4 @@
-"""Which layout of an engine makes tokens with the fewest GPU-seconds: an estimate to rank by, not a forecast."""
+"""Which layout of an engine makes tokens with the fewest GPU-seconds: its price list over the batch's best case."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.serving import KVShare
-from gruppetto.ledger.layouts.shares import Shares
-from gruppetto.ledger.layouts.traffic import Links
-from gruppetto.ledger.machines.gpus import GPU
-
-BANDWIDTH, COMPUTE = 0.75, 0.6
-"""Shares of the peaks that decoding reaches (TensorRT-LLM's published throughput of Llama-3.1-8B on H100 and H200)."""
-ALONE_S, TOGETHER_S = 0.5e-3, 6e-3
-"""Of each decode step on one GPU, and with all-reduces (the same tables, 8B and 70B)."""
+from gruppetto.ledger.machines.engines import Pricing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,36 +24,17 @@ class ServeWork:
 
 
 def serve_score(
-    shares: Shares,
-    layout: ServeLayout,
-    work: ServeWork,
-    gpu: GPU,
-    links: Links,
-    kv: KVShare,
-    pool: float,
-    weights: float,
-    gpus: int,
+    pricing: Pricing, layout: ServeLayout, work: ServeWork, kv: KVShare, pool: float, gpus: int
 ) -> tuple[float, str]:
-    """GPU-seconds a token, and the sentence that says so. `shares` are counts; `pool` and `weights` bytes of one GPU.
+    """GPU-seconds a token, and the sentence that says so; `pool` is bytes of KV of one GPU.
 
-    A decode step of r rows a replica takes base + max((weights + r x KV) / bandwidth, 2 x active x r / tp / FLOP/s) +
-    traffic: two all-reduces a layer over tp; with attention replicas each token to all slices of top_k experts and
-    back.
+    The rows of a decode step are what slots and KV take, or the engine's part of the sequences on `gpus` GPUs; the step
+    is priced as the forecast prices it (`Pricing.decode`).
     """
-    fit = min(float(work.slots), pool / max(1.0, kv.sequence(work.context)))
-    asked = work.sequences * layout.tp / gpus if work.sequences else fit
+    fit = layout.dp * min(float(work.slots), pool / max(1.0, kv.sequence(work.context)))
+    asked = work.sequences * layout.gpus / gpus if work.sequences else fit
     rows = max(1.0, min(fit, asked))
-    read = (weights + rows * kv.sequence(work.context)) / (gpu.bandwidth * BANDWIDTH)
-    one_byte = weights * layout.gpus < 1.5 * shares.total
-    computing = 2 * shares.active * rows / layout.tp / (gpu.flops(1.0 if one_byte else 2.0) * COMPUTE)
-    unit = 2.0 * shares.hidden * rows
-    traffic = 4 * shares.layers * (1 - 1 / layout.tp) * unit / links.ring(layout.tp, 1)
-    if layout.dp > 1:
-        slices = layout.gpus // layout.ep
-        copies = 2 * shares.expert_layers * shares.top_k * slices
-        traffic += copies * unit / layout.tp / links.exchange(layout.gpus)
-    base = ALONE_S if layout.gpus == 1 else TOGETHER_S
-    step = base + max(read, computing) + traffic
-    score = step * layout.tp / rows
-    why = f"{rows:,.0f} rows a replica, {step * 1e3:.3g} ms a step: {1 / score:,.0f} tokens/s a GPU"
+    token_s = pricing.decode(layout).token_s(rows, work.context, pricing.expert_share)
+    score = token_s * layout.gpus
+    why = f"{rows:,.0f} rows an engine, {token_s * rows * 1e3:.3g} ms a step: {1 / score:,.0f} tokens/s a GPU"
     return score, why

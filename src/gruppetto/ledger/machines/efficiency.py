@@ -35,12 +35,16 @@ class Efficiency:
     """Of every decode step: scheduling, launches, sampling."""
     all_reduce_s: float = 34e-6
     """Latency of one all-reduce in decode; two a layer where an engine has more than one GPU."""
+    network_hop_s: float = 14e-6
+    """Of one hop between nodes, where the GPUs of an engine stand in several: an all-reduce takes 2 log2(nodes)."""
     row_s: float = 10e-6
     """Of each row in a decode step: sampling, detokenising, bookkeeping."""
     engine: float = 1.0
     """Divides every time of an engine: how far a framework's rollout is from a tuned server."""
     memory_fraction: float = 0.90
     """Of GPU memory that an engine may use."""
+    colocated_fraction: float = 0.80
+    """The same at most, where a trainer shares the GPUs."""
 
     # trainer
     forward: float = 0.41
@@ -155,14 +159,26 @@ _AMOUNTS = (
 _LEAST_SHARE, _LEAST_RATE, _MOST_SECONDS, _MOST_AMOUNT = 1e-6, 1e3, 86_400.0, 1e13
 """Beyond them a figure is a slip of units."""
 _SHARES = (
-    "decode_bandwidth", "decode_compute", "prefill", "engine", "memory_fraction", "forward", "train", "train_experts",
+    "decode_bandwidth", "decode_compute", "prefill", "engine", "memory_fraction",
+    "colocated_fraction", "forward", "train", "train_experts",
     "nvlink", "network", "host_link",
 )  # fmt: skip
 _RATES = (
     "host_optimizer", "disk_read", "disk_write", "gather", "gather_experts", "quantize", "load_quantized", "scan",
     "delta", "offloaded",
 )  # fmt: skip
-_SECONDS = ("step_s", "all_reduce_s", "row_s", "micro_batch_s", "sync_s", "tensor_s", "remap_s", "switch_s", "graph_s")
+_SECONDS = (
+    "step_s",
+    "all_reduce_s",
+    "network_hop_s",
+    "row_s",
+    "micro_batch_s",
+    "sync_s",
+    "tensor_s",
+    "remap_s",
+    "switch_s",
+    "graph_s",
+)
 
 _TRT = "a fit of ours to TensorRT-LLM docs, perf-overview.md, Llama-3.1-8B FP8 on H100 and H200"
 _ROUND = _TRT + ", rounded"
@@ -177,7 +193,9 @@ SOURCES = {
     "prefill": "a public trace of a 32B model on two H200: 0.08 ms a token, 41 % of their peak",
     "all_reduce_s": "a fit of ours to TensorRT-LLM docs, perf-overview.md, Llama-3.3-70B FP8 TP2: 5.5 ms over 160",
     "engine": "1 = a tuned server; rollouts of RL frameworks run at 0.15 to 0.6 (Seer, arXiv:2511.14617, baseline)",
+    "network_hop_s": "NCCL src/graph/tuning.cc: latency of a tree over the network",
     "memory_fraction": "vLLM gpu_memory_utilization, default",
+    "colocated_fraction": _SLIME + ": engines beside a trainer take 0.7 to 0.8",
     "forward": "as prefill",
     "train": "common figure for dense models with FlashAttention at 8k and more (Llama 3, arXiv:2407.21783: 38-43 %)",
     "train_experts": "verl docs perf/dpsk.md (DeepSeek-V3 on 96 H20: 19 %), prime-rl BENCHMARKS.md (106B: 20-25 %)",

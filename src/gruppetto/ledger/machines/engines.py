@@ -1,12 +1,10 @@
 """The price list of an engine that serves a counted model: an `EngineModel` from a model, a GPU and a layout.
 
 What a decode step reads and computes, per GPU: its share of the weights once (an embedding is a look-up, not a read),
-the KV of its rows, and the state and window of each row. Promises: nothing is charged twice; weights that leave no room
-for KV are refused with the tp that works.
-
-A mixture of experts reads the experts that its rows chose: E (1 - (1 - k/E)^b) of E for b rows that choose k each
-independently. The price list has one constant for the weights, so `rows` says at which batch it is exact; without it
-all experts are read, which holds from about 3 E / k rows on (95 % there). For a single stream pass rows = 1.
+of the experts those that its rows chose, the KV of its rows, the state and window of each row; and what it exchanges:
+all-reduces over tp, dispatch and combine over the GPUs of attention replicas, in a node or over the network. Promises:
+nothing is charged twice; weights that leave no room for KV are refused with the tp that works. `Pricing` counts a model
+once and prices many layouts; `engine_model` is the whole list of one.
 """
 
 from __future__ import annotations
@@ -17,15 +15,9 @@ from dataclasses import dataclass, replace
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.layouts.layout import ServeLayout
-from gruppetto.ledger.layouts.serving import (
-    SERVE_OVERHEADS,
-    ServeOverheads,
-    kv_share,
-    rank_weights,
-    serve_memory,
-    served,
-)
+from gruppetto.ledger.layouts.serving import ServeOverheads, kv_share, rank_weights, serve_memory, served
 from gruppetto.ledger.layouts.shares import Shares
+from gruppetto.ledger.layouts.traffic import Links
 from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
 from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.machines.storage import kv_element_bytes, real_type
@@ -40,14 +32,120 @@ def experts_read(experts: int, top_k: int, rows: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """What one decode step reads, bytes on one GPU of the engine."""
+class Decode:
+    """Prices of a decode step of one engine, as `EngineModel` has them. Seconds."""
 
-    weights: float
-    kv_token: float
-    """One context token of one of its rows."""
-    row: float
-    """State (read and written), windows and selected keys of one row, whatever its context."""
+    base_s: float
+    weights_s: float
+    experts_s: float
+    kv_token_s: float
+    compute_row_s: float
+    row_s: float
+
+    def token_s(self, rows: float, context: float, share: float) -> float:
+        """Seconds a token of a step with `rows` rows of `context` tokens, each of which chooses `share` of the
+        experts."""
+        read = self.weights_s + self.experts_s * (1.0 - math.pow(1.0 - share, rows)) + self.kv_token_s * context * rows
+        return (self.base_s + max(read, self.compute_row_s * rows)) / rows + self.row_s
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A model on a GPU, counted once, to be priced in any layout."""
+
+    model: Model
+    gpu: GPU
+    shares: Shares
+    """Bytes of the weights."""
+    read: Model
+    """The model as a decode step reads its KV: keys that an indexer selects like a window."""
+    kv_bytes: float
+    peak: float
+    """FLOP/s of one GPU in the weights' type."""
+    links: Links
+    """With what is reached of them."""
+    row_flops: float
+    kv_token_flops: float
+    efficiency: Efficiency
+
+    @classmethod
+    def of(
+        cls, model: Model, gpu: GPU, dtype: str, kv_bytes: float, efficiency: Efficiency, links: Links | None = None
+    ) -> Pricing:
+        """Counts `model`; `links` in the place of the GPU's own. Raises `UserError` for an unknown `dtype`."""
+        mixers = tuple(replace(m, window=m.selected, selected=0) if m.selected else m for m in model.mixers)
+        links, reached = links or Links.of(gpu), efficiency.engine
+        return cls(
+            model=model,
+            gpu=gpu,
+            shares=served(model, dtype),
+            read=replace(model, mixers=mixers),
+            kv_bytes=kv_bytes,
+            peak=gpu.peak(real_type(model, dtype)),
+            links=replace(
+                links,
+                node=links.node * efficiency.nvlink * reached,
+                network=links.network * efficiency.network * reached,
+            ),
+            row_flops=_row_flops(model),
+            kv_token_flops=_kv_token_flops(model),
+            efficiency=efficiency,
+        )
+
+    @property
+    def expert_share(self) -> float:
+        """Of the experts, what one row chooses; 1 where there are none."""
+        return min(self.model.top_k, self.model.experts) / self.model.experts if self.model.experts else 1.0
+
+    def decode(self, layout: ServeLayout) -> Decode:
+        """Of one engine."""
+        set_, shares = self.efficiency, self.shares
+        bandwidth = self.gpu.bandwidth * set_.decode_bandwidth * set_.engine
+        kv = kv_share(self.read, layout.tp, self.kv_bytes)
+        head = shares.rows(layout.tp) * (shares.head or shares.embedding)
+        computing = layout.gpus * set_.engine * set_.decode_compute
+        row = sum(window * each for window, each in kv.windows) + 2 * kv.state  # state is read and written
+        return Decode(
+            base_s=(set_.step_s + self._latency_s(layout)) / set_.engine,
+            weights_s=(shares.dense(shares.layers, layout.tp) + head) / bandwidth,
+            experts_s=shares.blocks["expert"].elements / layout.gpus / bandwidth,
+            kv_token_s=max(kv.growing / bandwidth / layout.dp, self.kv_token_flops / (self.gpu.bf16_flops * computing)),
+            compute_row_s=self.row_flops / (self.peak * computing),
+            row_s=set_.row_s / set_.engine + row / bandwidth / layout.dp + self._exchange_s(layout),
+        )
+
+    def _exchanges(self, layout: ServeLayout) -> tuple[int, int]:
+        """(all-reduces over tp, dispatches and combines over all GPUs) of a step. Each layer reduces after attention
+        and after the MLP or experts; with attention replicas tokens go to their experts and back instead."""
+        reduces = 2 * self.model.layers
+        if layout.dp == 1:
+            return reduces, 0
+        return reduces - self.shares.expert_layers, 2 * self.shares.expert_layers
+
+    def _latency_s(self, layout: ServeLayout) -> float:
+        reduces, exchanges = self._exchanges(layout)
+        each, hop = self.efficiency.all_reduce_s, self.efficiency.network_hop_s
+        found = 0.0
+        if layout.tp > 1:
+            nodes = math.ceil(layout.tp / self.links.gpus_per_node)
+            found += reduces * (each + 2 * math.ceil(math.log2(nodes)) * hop)
+        if exchanges:
+            found += exchanges * (each + (hop if layout.gpus > self.links.gpus_per_node else 0.0))
+        return found
+
+    def _exchange_s(self, layout: ServeLayout) -> float:
+        """One row's activations, 2 bytes each, on the links: a ring over tp of its replica, and to all slices of its
+        experts and back through the ports of all GPUs, to each GPU at most once."""
+        if layout.gpus == 1:
+            return 0.0
+        reduces, exchanges = self._exchanges(layout)
+        unit = 2.0 * self.model.hidden
+        ring = 2 * (1 - 1 / layout.tp) * unit / self.links.ring(layout.tp, 1)
+        found = reduces * ring / layout.dp
+        if exchanges:
+            copies = min(self.model.top_k * (layout.gpus // layout.ep), layout.gpus) * (1 - 1 / layout.gpus)
+            found += exchanges * copies * unit / layout.gpus / self.links.exchange(layout.gpus)
+        return found
 
 
 def engine_model(
@@ -59,38 +157,40 @@ def engine_model(
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
     efficiency: Efficiency = DEFAULT,
-    rows: float | None = None,
     prompt_tokens: float = 0.0,
     memory_taken: float = 0.0,
     kv_capacity: int | None = None,
+    over: ServeOverheads | None = None,
     swap_s: float = 0.0,
     prefill_elsewhere: bool = False,
     speculation: tuple[tuple[int, float, float], ...] = (),
 ) -> EngineModel:
     """Prices of one engine of `layout.gpus` GPUs (default: one).
 
-    `rows`: live rows at which the experts' reads are exact (None: all are read). `prompt_tokens`: mean prompt, for the
-    attention's share of prefill. `memory_taken`: bytes of each GPU that others hold (a colocated trainer's residue).
-    `kv_capacity`: context tokens that fit, where the caller knows better. Raises `UserError` where weights leave no
-    room for KV.
+    `slots`: rows of one attention replica (vLLM's max_num_seqs is of a data-parallel rank); the engine has dp times as
+    many. `prompt_tokens`: mean prompt, for the attention's share of prefill. `memory_taken`: bytes of each GPU that
+    others hold (a colocated trainer's residue). `kv_capacity`: context tokens that fit, where the caller knows better.
+    `over`: memory that is not weights or KV (default: the efficiency set's share of the GPU). Raises `UserError` where
+    weights leave no room for KV.
     """
     layout = layout or ServeLayout()
-    kind, kv_bytes = real_type(model, dtype), kv_element_bytes(kv_dtype)
-    shares = served(model, dtype)
+    kv_bytes = kv_element_bytes(kv_dtype)
+    pricing = Pricing.of(model, gpu, dtype, kv_bytes, efficiency)
     if kv_capacity is None:
-        kv_capacity, slots = _room(model, gpu, layout, slots, dtype, kv_bytes, efficiency, memory_taken)
-    reads = _reads(model, layout, shares, kv_bytes, rows)
-    bandwidth = gpu.bandwidth * efficiency.decode_bandwidth * efficiency.engine
-    peak = gpu.peak(kind) * layout.gpus * efficiency.engine
-    attention = gpu.bf16_flops * layout.gpus * efficiency.engine * efficiency.decode_compute
+        over = over or ServeOverheads.of(efficiency)
+        kv_capacity, slots = _room(model, gpu, layout, slots, dtype, kv_bytes, over, memory_taken)
+    decode = pricing.decode(layout)
     return EngineModel(
-        slots=slots,
-        base_s=(efficiency.step_s + _latency_s(model, layout, efficiency)) / efficiency.engine,
-        weights_s=reads.weights / bandwidth,
-        kv_token_s=max(reads.kv_token / bandwidth / layout.dp, _kv_token_flops(model) / attention),
-        compute_row_s=_row_flops(model) / (peak * efficiency.decode_compute),
-        row_s=_row_s(model, gpu, layout, reads, bandwidth, efficiency),
-        prefill_token_s=_prefill_flops(model, prompt_tokens) / (peak * efficiency.prefill),
+        slots=slots * layout.dp,
+        base_s=decode.base_s,
+        weights_s=decode.weights_s,
+        experts_s=decode.experts_s,
+        expert_share=pricing.expert_share,
+        kv_token_s=decode.kv_token_s,
+        compute_row_s=decode.compute_row_s,
+        row_s=decode.row_s,
+        prefill_token_s=_prefill_flops(model, prompt_tokens)
+        / (pricing.peak * layout.gpus * efficiency.engine * efficiency.prefill),
         kv_capacity=kv_capacity,
         move_token_s=model.kv_bytes_per_token(kv_bytes) / (gpu.network * efficiency.network),
         swap_s=swap_s,
@@ -104,43 +204,15 @@ def gpu_weight_bytes(model: Model, layout: ServeLayout, dtype: str) -> float:
     return rank_weights(served(model, dtype), layout)
 
 
-def _reads(model: Model, layout: ServeLayout, shares: Shares, kv_bytes: float, rows: float | None) -> Reads:
-    met = 1.0 if rows is None or not model.experts else experts_read(model.experts, model.top_k, rows) / model.experts
-    head = shares.rows(layout.tp) * (shares.head or shares.embedding)
-    dense = shares.dense(shares.layers, layout.tp) + head
-    # Keys that an indexer selects are read like a window, though all of them are kept.
-    mixers = tuple(replace(m, window=m.selected, selected=0) if m.selected else m for m in model.mixers)
-    read = kv_share(replace(model, mixers=mixers), layout.tp, kv_bytes)
-    return Reads(
-        weights=dense + met * shares.blocks["expert"].elements / layout.gpus,
-        kv_token=read.growing,
-        row=sum(window * each for window, each in read.windows) + 2 * read.state,
-    )
-
-
 def _kv_token_flops(model: Model) -> float:
     """Attention's own FLOP for one more context token, over the whole engine."""
-    return sum(m.count * (m.index_flops if m.selected else m.score_flops) for m in model.mixers if not m.window)
+    return sum(m.count * (m.index_flops if m.selected else m.decode_score) for m in model.mixers if not m.window)
 
 
 def _row_flops(model: Model) -> float:
     """FLOP of one decoded token without what grows with its context: weights, states, full windows."""
-    capped = sum(m.count * m.score_flops * (m.window or m.selected) for m in model.mixers)
+    capped = sum(m.count * m.decode_score * (m.window or m.selected) for m in model.mixers)
     return model.matmul_flops(1) + capped + sum(m.count * m.step_flops for m in model.mixers)
-
-
-def _latency_s(model: Model, layout: ServeLayout, efficiency: Efficiency) -> float:
-    """Two exchanges a layer (after attention, after the MLP or experts) where an engine has more than one GPU."""
-    return 2 * model.layers * efficiency.all_reduce_s if layout.gpus > 1 else 0.0
-
-
-def _row_s(
-    model: Model, gpu: GPU, layout: ServeLayout, reads: Reads, bandwidth: float, efficiency: Efficiency
-) -> float:
-    """Bookkeeping, windows and state, and one row's activations in the exchanges (2 bytes, ring over tp)."""
-    link = (gpu.peer_link or gpu.host_link) * efficiency.nvlink * efficiency.engine
-    exchanged = 2 * model.layers * 2.0 * model.hidden * 2 * (layout.tp - 1) / layout.tp
-    return efficiency.row_s / efficiency.engine + (reads.row / bandwidth + exchanged / link) / layout.dp
 
 
 def _prefill_flops(model: Model, prompt_tokens: float) -> float:
@@ -157,11 +229,11 @@ def _room(
     slots: int,
     dtype: str,
     kv_bytes: float,
-    efficiency: Efficiency,
+    over: ServeOverheads,
     memory_taken: float,
 ) -> tuple[int, int]:
-    """(context tokens of KV that fit the engine, slots). Windows and states of all slots take at most half of it."""
-    over = replace(SERVE_OVERHEADS, fraction=efficiency.memory_fraction)
+    """(context tokens of KV that fit the engine, slots of a replica). Windows and states of all slots take at most half
+    of the room."""
     memory = serve_memory(model, layout, gpu.memory, dtype=dtype, kv_bytes=kv_bytes, over=over)
     room = memory.headroom - memory_taken
     fixed = sum(window * each for window, each in memory.share.windows) + memory.share.state
@@ -170,11 +242,11 @@ def _room(
         weights = memory.parts["weights"].value * layout.gpus
         raise UserError(
             f"{weights / 1e9:.0f} GB of weights do not fit {layout.gpus} x {gpu.name} "
-            f"({efficiency.memory_fraction:.0%} of {gpu.memory / 1e9:.0f} GB each); use {works}"
+            f"({over.fraction:.0%} of {gpu.memory / 1e9:.0f} GB each); use {works}"
         )
     if fixed:
-        held = min(math.ceil(slots / layout.dp) * fixed, room / 2 if memory.share.growing else room)
-        slots, room = max(1, min(slots, int(held / fixed) * layout.dp)), room - held
+        held = min(slots * fixed, room / 2 if memory.share.growing else room)
+        slots, room = max(1, min(slots, int(held / fixed))), room - held
     return (int(room / memory.share.growing) * layout.dp if memory.share.growing else 0), slots
 
 

@@ -179,6 +179,7 @@ def _latent(parts: Parts, keys: Keys, family: Family, layer: Layer, count: int) 
             count,
             kv_elements=rank + rope,
             score_flops=2.0 * heads.query * (heads.key + heads.value),
+            decode_score_flops=2.0 * heads.query * (2 * rank + rope),
             index_flops=index_flops,
             selected=selected,
         )

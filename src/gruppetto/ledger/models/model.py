@@ -59,7 +59,9 @@ class Mixer:
     state       -                              -                             SSM or linear attention, convolution
 
     `score_flops` is the attention's own cost of one query against one key, 2 FLOP a multiply-add, over all heads and of
-    one layer: 2 x heads x (key dim + value dim). A `state` mixer has `step_flops` a token instead.
+    one layer: 2 x heads x (key dim + value dim). A `state` mixer has `step_flops` a token instead. Latent attention
+    decodes in its absorbed form, against the latent itself: `decode_score_flops` = 2 x heads x (2 x kv_rank + rope dim)
+    (DeepSeek-V2, arXiv 2405.04434, section 2.1.2); prefill and training expand the latent to heads and do not.
     """
 
     kind: Literal["full", "sliding", "latent", "state"]
@@ -68,6 +70,8 @@ class Mixer:
     """Kept for one token in one layer."""
     window: int = 0
     score_flops: float = 0.0
+    decode_score_flops: float = 0.0
+    """`score_flops` of a decode step; 0 = the same."""
     state_elements: int = 0
     """Kept for one sequence in one layer, recurrent state and convolution together."""
     conv_elements: int = 0
@@ -87,12 +91,19 @@ class Mixer:
         pairs = growing * before + growing * (growing + 1) // 2
         return pairs + (tokens - growing) * limit
 
-    def flops(self, tokens: int, before: int = 0) -> float:
-        """FLOP of mixing `tokens` causal tokens after `before` others, over all `count` layers."""
+    @property
+    def decode_score(self) -> float:
+        """FLOP of a decoded token's query against one key, of one layer."""
+        return self.decode_score_flops or self.score_flops
+
+    def flops(self, tokens: int, before: int = 0, *, decode: bool = False) -> float:
+        """FLOP of mixing `tokens` causal tokens after `before` others, over all `count` layers; `decode`: one by one,
+        in the form of a decode step."""
         if self.kind == "state":
             return self.count * self.step_flops * tokens
         every = tokens * before + tokens * (tokens + 1) // 2
-        return self.count * (self.score_flops * self.keys(tokens, before) + self.index_flops * every)
+        score = self.decode_score if decode else self.score_flops
+        return self.count * (score * self.keys(tokens, before) + self.index_flops * every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +243,17 @@ class Model:
         """FLOP of the weights for `tokens` tokens: 2 a parameter and token (Kaplan et al., arXiv 2001.08361)."""
         return 2.0 * self.matmul_params * tokens
 
-    def mixing_flops(self, tokens: int, before: int = 0) -> float:
+    def mixing_flops(self, tokens: int, before: int = 0, *, decode: bool = False) -> float:
         """FLOP of attention scores and values and of state steps: `tokens` causal tokens after `before` others."""
-        return sum(mixer.flops(tokens, before) for mixer in self.mixers)
+        return sum(mixer.flops(tokens, before, decode=decode) for mixer in self.mixers)
 
     def forward_flops(self, tokens: int, before: int = 0) -> float:
         """FLOP of a causal forward of `tokens` new tokens after `before` cached ones, logits of every one included."""
         return self.matmul_flops(tokens) + self.mixing_flops(tokens, before)
 
     def decode_flops(self, context: int) -> float:
-        """FLOP of one decoded token after `context` others."""
-        return self.forward_flops(1, context)
+        """FLOP of one decoded token after `context` others, latent attention in its absorbed form."""
+        return self.matmul_flops(1) + self.mixing_flops(1, context, decode=True)
 
     def attention_share(self, length: int) -> float:
         """Share of mixing in a forward of `length` tokens, 0..1."""

@@ -75,7 +75,7 @@ class Ask:
     serve_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     slots: int = 256
-    """Rows of one engine."""
+    """Rows of one attention replica of an engine (vLLM's max_num_seqs)."""
     micro_tokens: int = 32_768
     """Packed tokens of one micro-batch of a data-parallel replica."""
     split: tuple[int, int] | None = None

@@ -107,7 +107,7 @@ class Placements:
 
     def _colocated(self) -> Placed:
         ask, gpus = self.ask, self.ask.gpus
-        rollout = self.sides.rollout(gpus)
+        rollout = self.sides.rollout(gpus, colocated=True)
         stays = sum(rollout.memory.parts[owner].value for owner in ("context", "communication", "graphs"))
         trainer = self.sides.trainer(gpus, stays)
         handed = switch(

@@ -20,7 +20,7 @@ from gruppetto.ledger.layouts.search import (
     serve_layout,
     serve_layouts,
 )
-from gruppetto.ledger.layouts.serving import ServeMemory, serve_memory
+from gruppetto.ledger.layouts.serving import ServeMemory, ServeOverheads, serve_memory
 from gruppetto.ledger.machines.engines import engine_model
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.ask import Ask
@@ -53,7 +53,7 @@ class Sides:
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.trainers = Trainers(ask)
-        self._rollout: dict[int, RolloutSide] = {}
+        self._rollout: dict[tuple[int, bool], RolloutSide] = {}
         self._trainer: dict[tuple[int, float], TrainerSide] = {}
 
     @cached_property
@@ -62,11 +62,12 @@ class Sides:
         rollouts = self.ask.rollouts
         return rollouts.kv_steps / rollouts.tokens
 
-    def rollout(self, gpus: int) -> RolloutSide:
-        """Engines on `gpus` GPUs. Raises `UserError` where none fits."""
-        if gpus not in self._rollout:
-            self._rollout[gpus] = self._engines(gpus)
-        return self._rollout[gpus]
+    def rollout(self, gpus: int, colocated: bool = False) -> RolloutSide:
+        """Engines on `gpus` GPUs, which they share with a trainer where `colocated`. Raises `UserError` where none
+        fits."""
+        if (gpus, colocated) not in self._rollout:
+            self._rollout[gpus, colocated] = self._engines(gpus, colocated)
+        return self._rollout[gpus, colocated]
 
     def trainer(self, gpus: int, reserved: float = 0.0) -> TrainerSide:
         """A trainer on `gpus` GPUs, of each of which `reserved` bytes are taken. Raises `UserError` where none fits."""
@@ -76,16 +77,17 @@ class Sides:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def _engines(self, gpus: int) -> RolloutSide:
+    def _engines(self, gpus: int, colocated: bool) -> RolloutSide:
         ask, search = self.ask, None
         kv_bytes = kv_element_bytes(ask.kv_dtype)
+        over = ServeOverheads.of(ask.efficiency, ask.gpu.memory if colocated else None)
         layout = ask.serve
         if layout is None:
-            search = self._serve_search(gpus, kv_bytes)
+            search = self._serve_search(gpus, kv_bytes, over)
             layout = search.best.layout
         else:
-            self._check_engine(layout, gpus, kv_bytes)
-        memory = serve_memory(ask.model, layout, ask.gpu.memory, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
+            self._check_engine(layout, gpus, kv_bytes, over)
+        memory = serve_memory(ask.model, layout, ask.gpu.memory, dtype=ask.serve_dtype, kv_bytes=kv_bytes, over=over)
         prices = engine_model(
             ask.model,
             ask.gpu,
@@ -94,6 +96,7 @@ class Sides:
             dtype=ask.serve_dtype,
             kv_dtype=ask.kv_dtype,
             efficiency=ask.efficiency,
+            over=over,
             prompt_tokens=ask.prompt_tokens,
         )
         if prices.kv_capacity:  # in sequences of the mean length: windows and states of each are taken off
@@ -113,7 +116,7 @@ class Sides:
             slots=ask.slots,
         )
 
-    def _check_engine(self, layout: ServeLayout, gpus: int, kv_bytes: float) -> None:
+    def _check_engine(self, layout: ServeLayout, gpus: int, kv_bytes: float, over: ServeOverheads) -> None:
         """Refuses an engine that the user chose and that cannot be."""
         ask = self.ask
         if layout.gpus > gpus:
@@ -122,19 +125,38 @@ class Sides:
                 f"for generation; write --serve tp{gpus} or more GPUs"
             )
         work, whole = self._serve_work(gpus), gpus // layout.gpus * layout.gpus
-        judged = serve_layout(ask.model, ask.gpu, layout, whole, work, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
+        judged = serve_layout(
+            ask.model,
+            ask.gpu,
+            layout,
+            whole,
+            work,
+            dtype=ask.serve_dtype,
+            kv_bytes=kv_bytes,
+            over=over,
+            efficiency=ask.efficiency,
+        )
         if isinstance(judged, Rejection):
-            best = self._serve_search(gpus, kv_bytes).best.layout
+            best = self._serve_search(gpus, kv_bytes, over).best.layout
             raise UserError(
                 f"--serve tp{layout.tp} ep{layout.ep} dp{layout.dp}: {judged.reason}; leave it out or write "
                 f'--serve "tp{best.tp} ep{best.ep} dp{best.dp}"'
             )
 
-    def _serve_search(self, gpus: int, kv_bytes: float) -> Search[ServeLayout]:
+    def _serve_search(self, gpus: int, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
         """Over the GPUs there are, or as many below as divide evenly."""
         ask, work, first = self.ask, self._serve_work(gpus), None
         for count in usable(gpus):
-            search = serve_layouts(ask.model, ask.gpu, count, work, dtype=ask.serve_dtype, kv_bytes=kv_bytes)
+            search = serve_layouts(
+                ask.model,
+                ask.gpu,
+                count,
+                work,
+                dtype=ask.serve_dtype,
+                kv_bytes=kv_bytes,
+                over=over,
+                efficiency=ask.efficiency,
+            )
             if search.candidates:
                 return search
             first = first or search

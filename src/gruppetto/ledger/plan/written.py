@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.lengths import LognormalLengths
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.plan.plan import Plan
@@ -74,6 +75,7 @@ def _prices(placed: Placed) -> dict[str, Any]:
     return {
         "decode_base_s": model.base_s,
         "decode_weights_s": model.weights_s,
+        **_experts(model),
         "decode_kv_s": model.kv_token_s,
         "decode_compute_s": model.compute_row_s,
         "decode_row_s": model.row_s,
@@ -83,6 +85,13 @@ def _prices(placed: Placed) -> dict[str, Any]:
         "publish_s": placed.sync.expected.value,
         "switch_s": placed.switch.seconds.value if placed.colocated and placed.switch else 0.0,
     }
+
+
+def _experts(model: EngineModel) -> dict[str, Any]:
+    """What a mixture's experts cost to read; nothing where there are none."""
+    if not model.experts_s:
+        return {}
+    return {"decode_experts_s": model.experts_s, "decode_expert_share": model.expert_share}
 
 
 def _lengths(plan: Plan) -> dict[str, Any]:

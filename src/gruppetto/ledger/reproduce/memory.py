@@ -82,7 +82,7 @@ def _slime() -> Mapping[str, float]:
         switch(model, train, serve, GPUS["H100"], destroy_groups=destroyed).trainer_residue.value / 1e9
         for destroyed in (False, True)
     )
-    alone = engine_model(model, GPUS["H100"], serve, slots=1, rows=1, dtype="fp8", kv_capacity=32_768)
+    alone = engine_model(model, GPUS["H100"], serve, slots=1, dtype="fp8", kv_capacity=32_768)
     return {
         "beside the engine, groups kept, GB": kept,
         "beside the engine, groups destroyed, GB": gone,

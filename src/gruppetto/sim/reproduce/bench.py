@@ -71,6 +71,8 @@ class Bench:
                     "tasks": self.tasks,
                     "decode_base_s": model.base_s,
                     "decode_weights_s": model.weights_s,
+                    "decode_experts_s": model.experts_s,
+                    "decode_expert_share": model.expert_share,
                     "decode_compute_s": model.compute_row_s,
                     "decode_kv_s": model.kv_token_s,
                     "decode_row_s": model.row_s,

@@ -56,5 +56,5 @@ def _best(model: EngineModel, rate: float, kv: int, rows: int, drafts: int, draf
 def _verify_s(model: EngineModel, rows: int, kv: int, drafts: int) -> float:
     """Seconds of a step that checks `drafts` tokens of each row beside making one."""
     width = rows * (1 + drafts)
-    read, compute = model.weights_s + model.kv_token_s * kv, model.compute_row_s * width
+    read, compute = model.read_s(width) + model.kv_token_s * kv, model.compute_row_s * width
     return model.base_s + model.row_s * width + max(read, compute)
