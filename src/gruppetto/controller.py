@@ -22,10 +22,10 @@ from typing import Any, Protocol, TypeVar
 from gruppetto.buffer.batch import Advantages, build_batch
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.clock import now
-from gruppetto.engines.base import Engine, PauseMode, pause_all
-from gruppetto.errors import EngineError, RunError
+from gruppetto.engines.base import Engine
+from gruppetto.errors import RunError
 from gruppetto.evaluation import Evaluator
-from gruppetto.readmission import Readmission, probe
+from gruppetto.publishing import Publisher
 from gruppetto.record.base import Recorder
 from gruppetto.record.bounds import RateModel
 from gruppetto.rewards.base import Reward
@@ -110,9 +110,7 @@ class Controller:
         self._lengths = LengthLedger()
         self._weights = asyncio.Lock()
         """Held while weights change or are read."""
-        stages.loop.updater = self.update
-        self._readmission = Readmission(stages.loop, stages.engines, self._readmit, stages.restarts)
-        stages.loop.recover = self._readmission.lost
+        self._publisher = Publisher(stages, self._weights)
         self._evaluated_at = -1
 
     @property
@@ -144,7 +142,7 @@ class Controller:
             await self._save_if_possible()
             raise
         finally:
-            await self._readmission.close()
+            await self._publisher.close()
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -246,62 +244,12 @@ class Controller:
         lazily = loop.policy.placing.own_version
         try:
             if not lazily:
-                await self._publish_to_serving(version)
+                await self._publisher.to_serving(version)
         finally:  # the optimizer step has happened: a checkpoint must count the batch as consumed
             clock.book("publish")
             loop.published(version, () if lazily else None, kv_kept=lazily or self.stages.kv_kept)
             loop.meter.phase("generate")
         self._event("publish_end", version=version)
-
-    async def update(self, engines: Sequence[str]) -> None:
-        """The newest weights to these engines, while the others go on; what runs on them is parked."""
-        async with self._weights:
-            await self._publish_to_those_left(engines, self.stages.trainer.version, "abort")
-
-    async def _publish_to_serving(self, version: int) -> None:
-        mode: PauseMode = "abort" if self.stages.loop.pool.colocated else "keep"
-        if await self._publish_to_those_left([engine.name for engine in self._serving()], version, mode):
-            return
-        await self._readmission.settled()  # those that come back have taken it
-        if not self._serving():
-            raise RunError(f"no engine is left to take weights version {version}")
-
-    async def _readmit(self, engine: Engine) -> None:
-        """The newest weights to an engine that was lost; then it serves."""
-        async with self._weights:
-            version = self.stages.trainer.version
-            await self._publish_to([engine], version, "abort")
-            await probe(engine, version)
-            self.stages.loop.engine_back(engine.name)
-
-    async def _publish_to_those_left(self, names: Sequence[str], version: int, mode: PauseMode) -> bool:
-        """An engine that fails is out of the run, and the others are given the version anew; False when none is
-        left."""
-        while engines := [engine for engine in self._serving() if engine.name in names]:
-            try:
-                await self._publish_to(engines, version, mode)
-            except EngineError as error:
-                self.stages.loop.engine_lost(error.engine, str(error))
-            else:
-                return True
-        return False
-
-    async def _publish_to(self, engines: Sequence[Engine], version: int, mode: PauseMode) -> None:
-        settings = self.stages.loop.settings
-        try:
-            async with asyncio.timeout(settings.stall_s):
-                await pause_all(engines, mode, settings.abort_s)
-                await self.stages.channel.publish(version, self.stages.trainer.export(), engines)
-                for engine in engines:
-                    await engine.resume()
-                    self.stages.loop.pool.seating[engine.name].version = version
-        except TimeoutError:
-            await pause_all(engines, mode, settings.abort_s)  # one that fell silent meanwhile is out, and it alone
-            why = f"publish of version {version}: not answered within {settings.stall_s:g} s"
-            raise RunError(f"{why} by {', '.join(engine.name for engine in engines)}") from None
-
-    def _serving(self) -> list[Engine]:
-        return [engine for engine in self.stages.engines if engine.name in self.stages.loop.pool.serving]
 
     def _record(self, facts: StepFacts) -> dict[str, Any]:
         loop = self.stages.loop
@@ -342,10 +290,12 @@ class Controller:
         """Engines that serve the newest weights; where none does (each rollout keeps its version), one takes them."""
         loop = self.stages.loop
         await loop.carrier.updates_done()
-        found = [engine for engine in self._serving() if loop.pool.seating[engine.name].version == self.version]
+        found = [
+            engine for engine in self._publisher.serving() if loop.pool.seating[engine.name].version == self.version
+        ]
         if not found:
-            found = self._serving()[-1:]
-            await self.update([engine.name for engine in found])
+            found = self._publisher.serving()[-1:]
+            await self._publisher.update([engine.name for engine in found])
         return found
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -360,7 +310,7 @@ class Controller:
         self._evaluated_at = state["evaluated_at"]
         if self.stages.trainer.version != self.version:
             raise RunError(f"the trainer is at version {self.stages.trainer.version}, the scheduler at {self.version}")
-        await self._publish_to_serving(self.version)
+        await self._publisher.to_serving(self.version)
 
     async def _save(self, *, wait_for_scores: bool = True) -> None:
         """Parks what runs and writes a checkpoint of the last whole step."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gruppetto.engines.base import Engine, GenerateRequest, Sampling
 from gruppetto.errors import EngineError, GruppettoError
+from gruppetto.scheduler.losses import Losses
 
 PROBE_S = 60.0
 _FIRST_PAUSE_S = 0.5
@@ -20,10 +21,11 @@ _FIRST_PAUSE_S = 0.5
 
 
 class Loop(Protocol):
-    """Who is told what became of an engine."""
+    """What is needed of the scheduler's loop."""
 
-    def engine_given_up(self, engine: str, why: str) -> None:
-        """It does not come back."""
+    @property
+    def losses(self) -> Losses:
+        """The account of lost engines."""
         ...
 
     def tell(self, kind: str, **fields: object) -> None:
@@ -76,7 +78,7 @@ class Readmission:
                 self._loop.tell("notice", engine=engine.name, reason=f"did not come back: {why}")
             await asyncio.sleep(pause)
             pause *= 2
-        self._loop.engine_given_up(engine.name, f"{why} (after {self._tries} tries to bring it back)")
+        self._loop.losses.given_up(engine.name, f"{why} (after {self._tries} tries to bring it back)")
 
 
 async def probe(engine: Engine, version: int) -> None:

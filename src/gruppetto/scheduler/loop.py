@@ -34,6 +34,7 @@ from gruppetto.scheduler.carrying import Carrier
 from gruppetto.scheduler.entries import EngineSeat, GroupEntry
 from gruppetto.scheduler.events import Event
 from gruppetto.scheduler.filters import GroupFilter
+from gruppetto.scheduler.losses import Losses
 from gruppetto.scheduler.memory import LengthMemory
 from gruppetto.scheduler.meter import StepMeter
 from gruppetto.scheduler.policies.base import SchedulingPolicy
@@ -102,10 +103,7 @@ class RolloutLoop:
         self.carrier = Carrier(self)
         self.updater: Callable[[Sequence[str]], Awaitable[None]] | None = None
         """Brings the newest weights to engines; the controller sets it."""
-        self.recover: Callable[[str], bool] | None = None
-        """Told of each engine that was lost; whether it tries to bring it back. The controller sets it."""
-        self.returning: set[str] = set()
-        """Lost engines that may come back."""
+        self.losses = Losses(self)
         self.started_at = now()
         self.decisions = 0
         self._parts: deque[Part] = deque()
@@ -114,7 +112,6 @@ class RolloutLoop:
         self._task: asyncio.Task[None] | None = None
         self._batch: list[GroupEntry] | None = None
         self._stopping = False
-        self._last_loss = ""
 
     # -- the consumer's side ------------------------------------------------------------------------------------------
 
@@ -161,29 +158,7 @@ class RolloutLoop:
 
     def engine_lost(self, engine: str, why: str) -> None:
         """An engine serves no more."""
-        self._last_loss = why
-        if engine in self.pool.serving:
-            self.pool.seating.remove(engine)
-            self.meter.died(engine)
-            self.tell("error", engine=engine, reason=why)
-            if self.recover is not None and self.recover(engine):
-                self.returning.add(engine)
-
-    def engine_back(self, engine: str) -> None:
-        """A lost engine serves again, with the newest weights."""
-        self.returning.discard(engine)
-        seat = self.pool.seating[engine]
-        self.pool.seating.restore(engine, seat.slots + self.settings.engine_queue)
-        self.meter.came_back(engine)
-        self.tell("engine_back", engine=engine, version=seat.version)
-        self.calls.poke()
-
-    def engine_given_up(self, engine: str, why: str) -> None:
-        """A lost engine does not come back."""
-        self._last_loss = why
-        self.returning.discard(engine)
-        self.tell("error", engine=engine, reason=why)
-        self.calls.poke()
+        self.losses.lost(engine, why)
 
     def follow(self, policy: SchedulingPolicy) -> None:
         """Another scheduling policy from here on."""
@@ -383,8 +358,8 @@ class RolloutLoop:
         loses no rollout and the run can still be saved."""
         if self._batch is not None or self._nothing_left():
             return
-        if not self.pool.seating.serves and not self.returning:
-            raise RunError(f"no engine is left: {self._last_loss}")
+        if not self.pool.seating.serves and not self.losses.returning:
+            raise RunError(f"no engine is left: {self.losses.last}")
         if self.filter.check_starved(self.pool.census):
             self.tell("notice", reason="nothing passed the filter; from here on it trains on what comes")
 
