@@ -95,7 +95,7 @@ def _choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--judge", metavar="MODEL", help="a model that scores")
     group.add_argument("--serve-dtype", default="bf16", metavar="T", help="weights of the engines: bf16, fp8, … (bf16)")
     group.add_argument("--kv-dtype", default="bf16", metavar="T", help="KV of the engines: bf16, fp8 (bf16)")
-    group.add_argument("--slots", default=256, metavar="N", help="rows of an engine (256)")
+    group.add_argument("--slots", default=256, metavar="N", help="rows of an attention replica (256)")
     group.add_argument("--micro-tokens", default="32k", metavar="N", help="packed tokens of a micro-batch (32k)")
     group.add_argument(
         "--sleep",
@@ -106,7 +106,7 @@ def _choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sync", default="broadcast", choices=("reshard", "broadcast", "gather"), help="how weights travel (broadcast)"
     )
-    group.add_argument("--density", default=0.02, metavar="X", help="weights that a step changes (.02)")
+    group.add_argument("--density", metavar="X", help="weights that a step changes (.02; mixtures .0005)")
 
 
 def _environment(group: argparse._ArgumentGroup) -> None:

@@ -7,8 +7,8 @@ A decode step with `b` live rows that hold `kv` context tokens in all takes
 
 (weights and KV are read once a step, or the matrix units are the limit; TRT-LLM's published saturation rows fit within
 2 % to 9 %; of a mixture's experts those are read that a row chose, each a share k / E of them). Every row gets one
-token a step, so `kv` grows by `b`, and the seconds of n steps are a quadratic in n once reading is the limit: `steps_s` sums
-it and `steps_in` inverts it, both in O(1).
+token a step, so `kv` grows by `b`, and the seconds of n steps are a quadratic in n once reading is the limit: `steps_s`
+sums it and `steps_in` inverts it, both in O(1).
 
 With speculation a step stands for one accepted token of each row at its average price: tau * cost / accepted tokens.
 """
