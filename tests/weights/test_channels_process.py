@@ -97,8 +97,8 @@ async def test_a_running_server_and_a_strange_offer_are_refused(served, model):
     (url, _), _ = served
     far = Far("one", url)
     await far.post("/continue_generation")
+    publish = TwoPhase(PublishSettings(deadline_s=5))
     with pytest.raises(EngineError, match="pause_generation first"):
-        publish = TwoPhase(PublishSettings(deadline_s=5))
         await publish.publish(1000, model.state_dict().items(), [far])
     await far.post("/pause_generation", mode="in_place")
     offer = {"version": 1, "kind": "full", "channel": "post", "address": {}, "places": []}

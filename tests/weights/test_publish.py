@@ -1,10 +1,16 @@
 """Two-phase publish into embedded engines of this process, over each channel."""
 
+import asyncio
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gruppetto.engines.base import GenerateRequest, Sampling
 from gruppetto.engines.embedded.engine import EmbeddedEngine
+from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.channels.order import Order, publish_in_order
+from gruppetto.weights.channels.probe import Probe
 from gruppetto.weights.publish import PublishSettings, TwoPhase
 
 
@@ -40,10 +46,18 @@ def step(model, seed: int, share: float = 1.0) -> None:
             p.add_(0.01 * torch.randn(p.shape, generator=generator) * mask)
 
 
-def publisher(channel: str, tmp_path, **settings) -> TwoPhase:
+async def until(true) -> None:
+    for _ in range(5000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+def publisher(channel: str, tmp_path, probe=None, **settings) -> TwoPhase:
     folder = tmp_path / "weights" if channel == "disk" else None
     chosen = {"channel": channel, "bucket_bytes": 1 << 20, "folder": folder, "deadline_s": 20.0} | settings
-    return TwoPhase(PublishSettings(**chosen))
+    return TwoPhase(PublishSettings(**chosen), probe=probe)
 
 
 async def holds(engine, model) -> bool:
@@ -65,3 +79,101 @@ async def test_every_channel_brings_every_version_bit_for_bit(channel, mode, eng
             assert await holds(engine, model)
             assert engine.stats().version == version
     assert set(channel.last.kinds.values()) == {mode}
+
+
+# --- the probe and the order ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def trainer(tiny_model):
+    from gruppetto.config.schema import ModelSection, TrainSection
+    from gruppetto.trainer.embedded.trainer import EmbeddedTrainer
+
+    model = ModelSection(path=str(tiny_model), device="cpu")
+    made = EmbeddedTrainer(
+        tiny_model, model=model, train=TrainSection(), max_tokens=8, temperature=1.0, total_steps=4, seed=0
+    )
+    await made.start()
+    yield made
+    await made.close()
+
+
+PROMPTS = ([5, 6, 7, 8], list(range(20, 60)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_engine_and_trainer_agree_after_a_publish(dtype, engines, trainer, tmp_path):
+    (engine,) = await engines("a", dtype=dtype)
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish = publisher("shm", tmp_path, probe=probe)
+    step(trainer._model, 1)
+    await publish.publish(1, trainer.export(), [engine])
+    found = probe.last["a"]
+    assert found.tokens == 16
+    assert found.mismatch_kl < (1e-6 if dtype == "float32" else 0.02)
+    await engine.resume()
+    with pytest.raises(EngineError, match="the engine is running; pause it first"):
+        await engine.open_weights()
+
+
+async def test_the_probe_is_after_the_first_and_every_nth_publish_only(engines, trainer, tmp_path):
+    (engine,) = await engines("a")
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish = publisher("shm", tmp_path, probe=probe, verify_every=3)
+    probed = []
+    for version in range(1, 8):
+        probe.last.clear()
+        step(trainer._model, version)
+        await publish.publish(version, trainer.export(), [engine])
+        probed += [version] if probe.last else []
+    assert probed == [1, 4, 7]
+
+
+async def test_a_swap_that_no_digest_sees_sounds_the_alarm_and_fences(engines, trainer, tmp_path):
+    """The engine computes with gate and up exchanged, behind tensors that hold what they should."""
+    (engine,) = await engines("a")
+    probe = Probe(PROMPTS, trainer.token_logprobs, most_kl=1e-4)
+    publish = publisher("shm", tmp_path, probe=probe)
+
+    def exchange(serving):
+        for layer in serving.weights._forward._base.layers:
+            gate, up = layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight
+            up.data, gate.data = gate.data.clone(), up.data.clone()
+        serving.weights._forward.rebind()
+
+    await publish.publish(1, trainer.export(), [engine])
+    publish.last.audited = True
+    await engine._thread.ask(exchange)
+    await engine.resume()
+    with pytest.raises(EngineError, match=r"engine a: probe of version 1: mismatch_kl .* is over 0.0001"):
+        await publish.verify(1, [engine])
+    assert "a" in publish.fenced
+
+
+@pytest.mark.parametrize(
+    "order", [Order(), Order(pause="abort"), Order(pause="abort", release_kv=True)], ids=["keep", "abort", "release"]
+)
+async def test_the_whole_order_leaves_no_old_kv_and_loses_no_request(order, engines, trainer, tmp_path):
+    (engine,) = await engines("a", context=256, kv_on_swap="recompute")
+    await engine.resume()
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish = publisher("shm", tmp_path, probe=probe)
+    request = GenerateRequest(rid="r", token_ids=[5, 6, 7], sampling=Sampling(max_tokens=200))
+    running = asyncio.create_task(engine.generate(request))
+    await until(lambda: engine.stats().decode_tokens_total)
+    step(trainer._model, 1)
+    await publish_in_order(publish, 1, trainer.export(), [engine], order)
+    result = await running
+    versions = [segment.version for segment in result.segments]
+    assert versions == ([0, 1] if order.pause == "keep" else [0])
+    assert probe.last["a"].mismatch_kl < 1e-6
+    tokens = [5, 6, 7] + [token for segment in result.segments for token in segment.token_ids]
+    if order.pause == "keep":
+        last = result.segments[-1]
+        own = await trainer.token_logprobs(tokens, len(last))
+        assert max(abs(a - b) for a, b in zip(own, last.logprobs, strict=True)) < 1e-3
+
+
+def test_kv_is_not_released_under_kept_requests():
+    with pytest.raises(UserError, match="pause = 'abort'"):
+        Order(release_kv=True)

@@ -99,7 +99,7 @@ async def test_a_sound_loader_passes():
 async def test_an_untied_head_is_named_on_either_side():
     head = {"lm_head.weight": (32, 16)}
     own = Bench(**head)
-    with pytest.raises(EngineError, match="lm_head.weight is a tensor of its own in the engine.*untied head"):
+    with pytest.raises(EngineError, match=r"lm_head.weight is a tensor of its own in the engine.*untied head"):
         await two_versions(own)
     tied = Bench(aliases={"lm_head.weight": "model.embed_tokens.weight"})
     publish = TwoPhase(PublishSettings(deadline_s=5))
@@ -168,7 +168,7 @@ async def test_an_engine_that_hangs_is_fenced_at_the_deadline_and_the_others_hav
     with pytest.raises(EngineError, match="engine hung"):
         await publish.publish(1, tensors(1).items(), [good, hung])
     assert good.version == 1
-    with pytest.raises(EngineError, match="engine hung: is fenced: .*"):
+    with pytest.raises(EngineError, match="engine hung: is fenced: "):
         await publish.publish(2, tensors(2).items(), [good, hung])
     assert good.version == 2
 

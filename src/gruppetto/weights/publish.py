@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gruppetto.clock import now
@@ -30,6 +29,8 @@ from gruppetto.weights.channels.fit import misfit, wanted_specs
 from gruppetto.weights.channels.gloo import GlooSink
 from gruppetto.weights.channels.port import Port, Unreachable, port_of
 from gruppetto.weights.channels.probe import Probe
+from gruppetto.weights.channels.settings import Published as Published
+from gruppetto.weights.channels.settings import PublishSettings as PublishSettings
 from gruppetto.weights.channels.shm import ShmMemory, ShmSink
 from gruppetto.weights.channels.transfer import Outcome, transfer
 from gruppetto.weights.delta.packet import to_bytes
@@ -40,44 +41,6 @@ from gruppetto.weights.layouts.spec import Spec
 
 _PATIENCE = 4
 """An engine waits so many times longer for the trainer than it is waited for itself: the trainer waits for others."""
-
-Channel = Literal["shm", "disk", "gloo"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishSettings:
-    """How versions travel. `deadline_s`: the longest that one engine is waited for without progress; `verify_every`:
-    after the first and every so many-th publish engines read everything back and are probed (0: only the first)."""
-
-    channel: Channel = "shm"
-    mode: Literal["full", "delta"] = "full"
-    bucket_bytes: int = 64 << 20
-    folder: Path | None = None
-    host: str = "127.0.0.1"
-    deadline_s: float = 60.0
-    verify_every: int = 16
-
-    def __post_init__(self) -> None:
-        if self.channel == "disk" and self.folder is None:
-            raise UserError("weights.channel = 'disk' needs a folder that trainer and engines share")
-        if self.bucket_bytes < 1 or self.deadline_s <= 0 or self.verify_every < 0:
-            raise UserError(
-                f"bucket_bytes = {self.bucket_bytes}, deadline_s = {self.deadline_s:g}, verify_every = "
-                f"{self.verify_every}; write 1 or more, more than 0, 0 or more"
-            )
-
-
-@dataclass(slots=True)
-class Published:
-    """What one publish did. `kinds`: "full", "delta" or "had it", by engine; `sent_bytes` of one copy of each kind."""
-
-    version: int
-    kinds: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, EngineError] = field(default_factory=dict)
-    sent_bytes: int = 0
-    buffer_bytes: int = 0
-    audited: bool = False
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +75,20 @@ class TwoPhase(WeightChannel):
     async def publish(
         self, version: int, tensors: Iterable[tuple[str, Any]] | Source, engines: Sequence[Engine]
     ) -> list[Receipt]:
+        """`deliver`, and the probe where it is due: for that the engines run a moment, each under the new version."""
+        receipts = await self.deliver(version, tensors, engines)
+        if self._to_probe(version):
+            for engine in engines:
+                await engine.resume()
+            try:
+                await self.verify(version, engines)
+            finally:
+                await asyncio.gather(*(engine.pause("keep") for engine in engines), return_exceptions=True)
+        return receipts
+
+    async def deliver(
+        self, version: int, tensors: Iterable[tuple[str, Any]] | Source, engines: Sequence[Engine]
+    ) -> list[Receipt]:
         """Engines are paused and stay so. Raises `EngineError` for the first that missed, after the others have it."""
         async with self._one:
             begin = now()
@@ -132,15 +109,24 @@ class TwoPhase(WeightChannel):
 
     async def verify(self, version: int, engines: Sequence[Engine]) -> None:
         """Where it is due after the last publish: the probe. Engines run. Raises `EngineError` for one that is off."""
-        if self._probe is None or self.last is None or not self.last.audited or self.last.version != version:
-            return
+        names = self._to_probe(version)
         for engine in engines:
-            if self.last.kinds.get(engine.name) in ("full", "delta"):
+            if engine.name in names and self._probe is not None:
                 try:
                     await self._probe.check(engine, version)
                 except EngineError as error:
                     self._fence(engine.name, error)
                     raise
+
+    def _to_probe(self, version: int) -> set[str]:
+        last = self.last
+        if self._probe is None or last is None or not last.audited or last.version != version:
+            return set()
+        return {name for name, kind in last.kinds.items() if kind != "had it" and name not in last.failed}
+
+    def serves(self, name: str, version: int) -> bool:
+        """Whether the engine has committed it."""
+        return name in self._served and self._served[name].version == version
 
     def readmit(self, name: str) -> None:
         """Takes a fenced engine back, with a full version; one that has started anew needs no such word."""

@@ -126,6 +126,11 @@ class EmbeddedTrainer(Trainer):
                 seen.add(key)
                 yield name, tensor
 
+    async def token_logprobs(self, token_ids: Sequence[int], last: int) -> list[float]:
+        """Log-probabilities of the last `last` tokens of a sequence, at temperature 1, by the training forward: what an
+        engine with these weights is compared with."""
+        return await self._run(self._token_logprobs, token_ids, last)
+
     async def save(self, folder: Path) -> None:
         """Writes `hf/` and `trainer/` under `folder`, whole or not at all. Gradients of an unfinished batch are not
         part of it: its samples are given again."""
@@ -206,6 +211,16 @@ class EmbeddedTrainer(Trainer):
     def _logprobs(self, model: Any, row: Row) -> tuple[Tensor, Tensor]:
         chunk = self._train.logprob_chunk
         return row_logprobs(model, row, temperature=self._temperature, chunk=chunk, dtype=self._dtype)
+
+    @torch.no_grad()
+    def _token_logprobs(self, token_ids: Sequence[int], last: int) -> list[float]:
+        piece = cut(0, token_ids, np.arange(len(token_ids)) >= len(token_ids) - last)
+        if piece is None:
+            return []
+        row, chunk = pack([piece], self._device), self._train.logprob_chunk
+        found, _ = row_logprobs(self._started(), row, temperature=1.0, chunk=chunk, dtype=self._dtype)
+        values: list[float] = found.tolist()
+        return values
 
     def _columns(self, pieces: Sequence[Piece], samples: Sequence[Sample], dtype: torch.dtype) -> _Columns:
         owners = [samples[piece.owner] for piece in pieces]

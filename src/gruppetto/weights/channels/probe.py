@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gruppetto.engines.base import Engine, GenerateRequest, GenerateResult, Sampling
 from gruppetto.errors import EngineError
 
-Reference = Callable[[Sequence[int], int], Sequence[float]]
-"""(tokens, n) -> the trainer's log-probabilities of the last n tokens, at temperature 1. Runs on a thread."""
+Reference = Callable[[Sequence[int], int], Awaitable[Sequence[float]]]
+"""(tokens, n) -> the trainer's log-probabilities of the last n tokens, at temperature 1."""
 
 _DEADLINE_S = 120.0
 
@@ -87,7 +87,7 @@ class Probe:
                 raise EngineError(engine.name, f"probe of version {version}: it answers as version {segment.version}")
             tokens += segment.token_ids
             logprobs += segment.logprobs
-        own = await asyncio.to_thread(self._reference, tokens, len(logprobs))
+        own = await self._reference(tokens, len(logprobs))
         return [trainer - ours for trainer, ours in zip(own, logprobs, strict=True)]
 
 
