@@ -250,7 +250,7 @@ class Fleet:
         served.state = State.UP
         served.dead = served.hung = False
         if self.router.engine(served.url) is None:
-            self.router.add(served.url, now())
+            self.router.add(served.url, now(), served.reading)
         else:
             self.router.reopen(served.url, now())
         self.hand_out()
@@ -263,7 +263,7 @@ class Fleet:
             served.state = State.FENCED
         served.why = why
         if dead and not served.dead:
-            served.dead, served.hung = True, False
+            served.dead, served.hung, served.reading = True, False, None
             served.missed = served.missed or self.updated
             served.upstream.close()
             self.router.remove(served.url, now())

@@ -67,13 +67,16 @@ class Router:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, now: float) -> None:
-        """An engine joins, or joins again with nothing of what it had. One that is there is left as it is."""
+    def add(self, name: str, now: float, reading: Reading | None = None) -> None:
+        """An engine joins, or joins again with nothing of what it had; `reading` is what it says of itself. One that is
+        there is left as it is."""
         if name not in self._seats:
             self._epochs += 1
-            self._seats[name] = Seat(name, self.rules, self._epochs)
+            seat = self._seats[name] = Seat(name, self.rules, self._epochs)
             self._order.resize(len(self._seats))
-            self._fill(self._seats[name], now)
+            if reading is not None:
+                seat.read(reading)
+            self._fill(seat, now)
 
     def remove(self, name: str, now: float) -> list[Ticket]:
         """An engine is gone, and what it held with it. Returns what ran there, for the caller to `release` or `again`;
