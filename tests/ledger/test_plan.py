@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gruppetto.errors import UserError
+from gruppetto.ledger.layouts.layout import TrainLayout
 from gruppetto.ledger.lengths import LognormalLengths, Tools
 from gruppetto.ledger.machines.gpus import gpu_of
 from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.plan.advice import EQUAL, best, flips, place_all, read_sweep, sweep
 from gruppetto.ledger.plan.as_json import as_json
-from gruppetto.ledger.plan.ask import Ask
+from gruppetto.ledger.plan.ask import Ask, Judge, Sandboxes
 from gruppetto.ledger.plan.losses import UNEXPLAINED, losses
 from gruppetto.ledger.plan.placements import Placements
 from gruppetto.ledger.plan.plan import plan
 from gruppetto.ledger.plan.request import request
+from gruppetto.ledger.plan.sandboxes import account
 from gruppetto.ledger.plan.stages import forward_flops
 
 ALL = ("colocated", "disaggregated", "async", "elastic")
@@ -149,7 +151,7 @@ def test_a_model_that_does_not_fit_says_what_does():
 
 
 def test_layouts_of_the_user_are_judged_too():
-    from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
+    from gruppetto.ledger.layouts.layout import ServeLayout
 
     with pytest.raises(UserError, match=r"--train tp3 .*; leave it out or write --train \"tp"):
         Placements(asked(train=TrainLayout(tp=3), gpus=12)).place("colocated")
@@ -205,8 +207,6 @@ def test_a_request_has_the_gpus_of_the_plan_in_bundles_that_fit_nodes(name):
 
 
 def test_a_critic_a_reference_and_a_judge_are_stages_of_their_own():
-    from gruppetto.ledger.plan.ask import Judge
-
     ask = asked(reference=True, critic=True, judge=Judge(model=model_of("Qwen3-1.7B")))
     placed = Placements(ask).place("colocated")
     names = [stage.name for stage, _ in placed.trainer.stages]
@@ -236,11 +236,128 @@ def test_a_batch_that_would_take_minutes_to_follow_is_refused():
 
 @pytest.mark.parametrize("name", ALL)
 def test_losses_of_agents_with_a_layout_that_costs_are_explained_too(name):
-    from gruppetto.ledger.layouts.layout import TrainLayout
-
     tools = Tools.from_mean(5.0, turn_tokens=400, observation_tokens=100)
     ask = asked(tools=tools, gpus=24, train=TrainLayout(tp=2, pp=2, shard="optimizer"), critic=True)
     placed = Placements(ask).place(name)
     items = losses(placed, ask.gpu.bf16_flops)
     assert abs(unexplained(items)) < 0.03
     assert {"pipeline bubble", "tensor traffic", "critic below peak"} <= {item.name for item in items}
+
+
+# -- what a trainer's side is made of, figure by figure ----------------------------------------------------------------
+
+
+def side(gpus=16, reserved=0.0, **changed):
+    return Placements(asked(gpus=gpus, **changed)).sides.trainer(gpus, reserved)
+
+
+def spent(found, name):
+    return next(seconds for stage, seconds in found.stages if stage.name == name)
+
+
+def costs(found):
+    return {cost.name: cost.seconds.value for cost in found.costs}
+
+
+def test_a_pipeline_costs_its_bubble_and_what_passes_between_stages():
+    """(p - 1) / m of all that is computed; 2 B x hidden a token and boundary, there and back; a forward half."""
+    found = side(train=TrainLayout(pp=4, shard="optimizer"))
+    tokens = asked().rollouts.trained_tokens
+    micro = math.ceil(tokens / 4 / 32_768)
+    assert costs(found)["pipeline bubble"] == pytest.approx(found.computing * 3 / micro)
+    assert costs(found)["pipeline traffic"] == pytest.approx(1.5 * 2 * 2 * 4096 * tokens / 4 / 50e9)
+    assert found.seconds == pytest.approx(found.computing + sum(costs(found).values()))
+    assert found.seconds > side(train=TrainLayout()).seconds
+    assert "pipeline bubble" not in costs(side(train=TrainLayout()))
+
+
+def test_tensor_and_context_parallelism_cost_their_traffic():
+    """Three passes and a forward: 4 (t - 1) / t x 2 B x hidden a pass, token and layer, over NVLink; KV round the ring
+    c - 1 times, forward and twice backward, 2 B x 2 x 8 heads x 128 elements a token and layer."""
+    tokens = asked().rollouts.trained_tokens
+    tensor = costs(side(train=TrainLayout(tp=8, shard="optimizer")))["tensor traffic"]
+    assert tensor == pytest.approx((3 + 1) * 4 * 7 / 8 * 2 * 4096 * 36 * tokens / 2 / 450e9)
+    context = costs(side(train=TrainLayout(cp=4, shard="optimizer")))["context traffic"]
+    assert context == pytest.approx((3 + 1) * 3 * 2.0 * (2 * 8 * 128) * 36 * tokens / 16 / 450e9)
+
+
+def test_an_optimizer_in_host_memory_goes_through_its_state_each_step():
+    found = side(gpus=8, model=model_of("Qwen3-32B"), train=TrainLayout(tp=8, offload=True))
+    state = 16 * model_of("Qwen3-32B").params
+    assert costs(found)["optimizer in host memory"] == pytest.approx(state / 27.5e9)
+
+
+def test_a_critic_takes_time_and_16_bytes_a_parameter_a_reference_2():
+    bare, full = side(), side(critic=True, reference=True)
+    params = model_of("Qwen3-8B").params
+    assert spent(full, "critic") == pytest.approx(spent(full, "train"))
+    assert spent(full, "values") == pytest.approx(spent(full, "old_logprobs"))
+    assert spent(full, "train") == pytest.approx(spent(bare, "train"))
+    assert full.memory.parts["critic"].value == pytest.approx(16 * params / 16)
+    assert full.memory.parts["reference"].value == pytest.approx(2 * params / 16)
+    assert full.memory.total - bare.memory.total == pytest.approx(18 * params / 16)
+
+
+def test_models_that_do_not_fit_beside_the_policy_take_turns_over_the_host_link():
+    model = model_of("Qwen3-32B")
+    found = side(gpus=10, model=model, critic=True, reference=True)
+    speed, gpus = 64e9 * 0.40, found.used
+    assert not any(seat.resident for seat in found.seats)
+    assert "critic" not in found.memory.parts
+    assert costs(found)["turns of the critic"] == pytest.approx(4 * 16 * model.params / gpus / speed)
+    assert costs(found)["turns of the reference"] == pytest.approx(2 * model.params / gpus / speed)
+    assert found.memory.host.value >= 18 * model.params / gpus
+
+
+def test_a_judge_too_large_for_the_machines_is_refused_with_what_works():
+    judge = Judge(model=model_of("DeepSeek-V3"))
+    with pytest.raises(UserError, match=r"needs 32 x H100 .* there are 8 .* write --gpus 32 --compare colocated"):
+        plan(asked(gpus=8, judge=judge, placements=("colocated",)))
+    placed = Placements(asked(gpus=32, judge=judge)).place("colocated")
+    assert placed.trainer.memory.parts["judge"].value == pytest.approx(4 / 3 * judge.model.weight_bytes("bf16") / 32)
+    assert placed.switch is not None
+    assert {"judge"} <= {each.what for each in placed.switch.hand_overs}
+
+
+def test_colocated_pays_the_hand_over_and_the_trainer_lacks_what_a_sleeping_engine_keeps():
+    placed = Placements(asked(critic=True)).place("colocated")
+    assert placed.switch is not None
+    found = placed.forecast
+    parts = found.rollout_s.value + found.train_s.value + placed.sync.expected.value + placed.switch.seconds.value
+    assert placed.step_s.value == pytest.approx(parts)
+    assert placed.switch.seconds.value > 2 * 16 * placed.trainer.memory.parts["critic"].value / 16 / (64e9 * 0.4)
+    stays = sum(placed.rollout.memory.parts[owner].value for owner in ("context", "communication", "graphs"))
+    assert stays > 1e9
+    assert placed.switch.engine_residue.value == pytest.approx(stays)
+    assert placed.trainer.search is not None
+    taken = stays + placed.trainer.memory.parts["critic"].value
+    assert placed.trainer.search.best.capacity == pytest.approx(0.95 * 80e9 - taken)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_staleness_is_what_may_be_and_nothing_where_nothing_overlaps(k):
+    placements = Placements(asked(max_staleness=k))
+    assert placements.place("async").staleness.value == k
+    assert placements.place("elastic").staleness.value == k
+    assert placements.place("colocated").staleness.value == placements.place("disaggregated").staleness.value == 0
+
+
+def test_gpus_wait_for_want_of_sandboxes_on_one_gpu():
+    """32 rollouts of 10 s each in 2 sandboxes take 160 s at least, whatever the model takes."""
+    lengths = LognormalLengths.from_mean_cv(100, 0.0, 200, icc=0.0)
+    ask = asked(gpus=1, groups=8, group_size=4, lengths=lengths, model=model_of("Qwen3-0.6B"),
+                sandboxes=Sandboxes(exec_s=10.0, start_s=0.0, limit=2))  # fmt: skip
+    placed = Placements(ask).place("colocated")
+    found = account(ask, placed)
+    assert found is not None
+    box = found["rollout_s"].value
+    wall = max(placed.forecast.rollout_s.value, box)
+    assert found["gpu_idle_s"].value == pytest.approx(32 * box / 2 - wall)
+    assert found["gpu_idle_s"].value > 140
+
+
+@pytest.mark.parametrize(("name", "share"), [("Qwen3-8B", 0.02), ("Qwen3-30B-A3B", 0.0005)])
+def test_the_usual_change_of_a_step_depends_on_the_kind_of_model(name, share):
+    ask = asked(model=model_of(name))
+    assert ask.changed == share
+    assert replace(ask, density=0.3).changed == 0.3

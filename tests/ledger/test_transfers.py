@@ -131,7 +131,7 @@ def test_671b_to_fp8_engines_elsewhere():
 
 
 def test_a_sender_gathers_its_stage_in_16_bits_less_what_it_holds():
-    """Quantising comes after joining, copies of data parallelism hold the same, other stages have senders of their own."""
+    """Quantising comes after joining, copies of data parallelism hold the same, each stage has a sender of its own."""
     whole = model_bytes(QWEN25_32B, "bf16")
     for dtype in ("bf16", "fp8"):
         account = sync(QWEN25_32B, T(tp=4, pp=2, dp=4, shard="optimizer"), S(tp=4), H100, how="broadcast", dtype=dtype)

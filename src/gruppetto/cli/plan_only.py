@@ -122,10 +122,10 @@ def _sync(ask: Ask, args: argparse.Namespace, found: dict[str, Figure]) -> Itera
         found[name] = getattr(one, name)
     yield from _lines(found)
     yield from (f"    {show_seconds(part.value)}: {part.formula}  [{part.source}]" for part in one.parts)
-    less = delta(ask.model, train, one, density=ask.density, efficiency=ask.efficiency)
+    less = delta(ask.model, train, one, density=ask.changed, efficiency=ask.efficiency)
     found |= {"delta": less.payload, "delta_expected": less.expected, "delta_saved": less.saved}
     yield (
-        f"As a delta of {ask.density:.2%} of the weights ({less.encoding}): {show_size(less.payload.value)}, "
+        f"As a delta of {ask.changed:.3g} of the weights ({less.encoding}): {show_size(less.payload.value)}, "
         f"{show_seconds(less.expected.value)}; saves {show_seconds(less.saved.value)}; a full sync is faster from "
         f"{less.break_even_seconds.value:.2%} on"
     )

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gruppetto.ledger.plan.placements import Placed
+    from gruppetto.ledger.transfers.sync import Sync
 
 WIDTH = 150
 """Columns where there is no terminal to ask."""
+LEGEND = (
+    "attained: GPU-seconds that the stages need at the assumed efficiency, over all of the step; ceiling: the same "
+    "without tail and waits; MFU: useful FLOP over the peak; stale: versions at most."
+)
 
 
 def show(plan: Plan, *, why: bool = False) -> None:
@@ -38,6 +43,7 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
     yield _stages(plan)
     yield ""
     yield _placements(plan)
+    yield LEGEND
     yield ""
     yield f"Take {plan.recommendation.reason}."
     for sweep in plan.sweeps:
@@ -75,7 +81,7 @@ def _asked(plan: Plan) -> Iterator[str]:
     yield (
         f"{ask.gpus} x {ask.gpu.name}: {chosen.rollout.count} engines of {chosen.rollout.layout.gpus} GPUs take "
         f"{chosen.rollout.prices.kv_capacity:,} tokens of KV each; all rollouts at their mean length hold "
-        f"{show_binary(kv)} = {chosen.forecast.kv_waves.value:.1f} waves"
+        f"{show_size(kv)} ({show_binary(kv)}) = {chosen.forecast.kv_waves.value:.1f} waves"
     )
 
 
@@ -115,13 +121,16 @@ def _stages(plan: Plan) -> Table:
             show_size(stage.memory_bytes.value),
             show_seconds(seconds),
         )
+    for cost in chosen.trainer.costs:
+        gpu_s = f"{cost.seconds.value * chosen.trainer.used:,.0f}"
+        table.add_row(cost.name, "", "", gpu_s, "", "", show_seconds(cost.seconds.value))
     one = chosen.sync
     gpu_s = f"{one.expected.value * chosen.gpus:,.0f}"
     table.add_row("sync", "", show_size(one.total.value), gpu_s, "", show_size(one.sender_memory.value),
                   show_seconds(one.expected.value))  # fmt: skip
     if chosen.switch is not None:
-        moved = sum(each.bytes.value for each in chosen.switch.hand_overs) * chosen.gpus
-        gpu_s = f"{chosen.switch.seconds.value * chosen.gpus:,.0f}"
+        moved = chosen.switch.moved * chosen.handing
+        gpu_s = f"{chosen.switch.seconds.value * chosen.handing:,.0f}"
         table.add_row("hand-over", "", show_size(moved), gpu_s, "", "", show_seconds(chosen.switch.seconds.value))
     return table
 
@@ -129,7 +138,7 @@ def _stages(plan: Plan) -> Table:
 def _placements(plan: Plan) -> Table:
     simulated = ["simulated"] if plan.simulated_s else []
     table = _table(
-        "placement", "step", *simulated, "ideal", "at work", "ceiling", "MFU", "rollout:train", "engines", "trainer",
+        "placement", "step", *simulated, "ideal", "attained", "ceiling", "MFU", "rollout:train", "engines", "trainer",
         "stale", "loses most by",
     )  # fmt: skip
     for one in plan.placed.values():
@@ -145,7 +154,7 @@ def _placements(plan: Plan) -> Table:
             "shared" if one.colocated else f"{one.rollout.used}:{one.trainer.used}",
             _serve_words(one),
             _train_words(one),
-            f"{one.staleness.value:.1f}",
+            f"<= {one.staleness.value:.0f}" if one.staleness.value else "0",
             _lost(one, plan.ask.gpu.bf16_flops),
         )
     return table
@@ -176,7 +185,7 @@ def _train_words(placed: Placed) -> str:
 
 def _sweep(sweep: Sweep) -> Table:
     names = list(dict.fromkeys(name for point in sweep.points for name in point.placed))
-    table = _table(sweep.axis, *(f"{name}: step" for name in names), *(f"{name}: at work" for name in names))
+    table = _table(sweep.axis, *(f"{name}\nstep" for name in names), *(f"{name}\nattained" for name in names))
     for point in sweep.points:
         found = [point.placed.get(name) for name in names]
         table.add_row(
@@ -197,9 +206,10 @@ def _moved(plan: Plan) -> Iterator[str]:
     yield (
         f"Weight sync ({one.how} over {one.link.name}): {show_size(one.total.value)} in {one.buckets.value:,.0f} "
         "buckets, "
-        f"{show_seconds(one.expected.value)} expected, {show_seconds(one.bound.value)} at least, "
-        f"{one.share_of(chosen.step_s.value):.1%} of the step; as a delta of {plan.ask.density:.1%} of the weights "
-        f"{show_size(less.payload.value)}, {show_seconds(less.expected.value)}"
+        f"{_seconds_words(one)} expected, {show_seconds(one.bound.value)} at least, "
+        f"{one.share_of(chosen.step_s.value):.1%} of the step; as a delta of {plan.ask.changed * 100:.3g} % of the "
+        f"weights {show_size(less.payload.value)}, {show_seconds(less.expected.value)}"
+        + (", slower than the full one" if less.saved.value < 0 else "")
     )
     if chosen.switch is not None:
         share = chosen.switch.share_of(chosen.step_s.value)
@@ -209,6 +219,14 @@ def _moved(plan: Plan) -> Iterator[str]:
                 f"  {each.what}, {each.when}: {show_size(each.bytes.value)} a GPU, {each.route}, "
                 f"{show_seconds(each.seconds.value)}"
             )
+
+
+def _seconds_words(one: Sync) -> str:
+    """Expected seconds, and between what they lie where the rate of joining is assumed."""
+    if not one.joined_s:
+        return show_seconds(one.expected.value)
+    fast, slow = one.between
+    return f"{show_seconds(one.expected.value)} ({show_seconds(fast)} to {show_seconds(slow)})"
 
 
 def _sandboxes(plan: Plan) -> Iterator[str]:
@@ -237,9 +255,10 @@ def _why(plan: Plan) -> Iterator[str]:
         found = one.forecast
         yield from _figures(
             {
-                "step": one.step_s, "rollouts": found.rollout_s, "train": found.train_s, "ideal": one.ideal_s,
+                "step": one.step_s, "rollouts": found.rollout_s, "train": found.train_s,
+                "trainer": one.trainer.total, "ideal": one.ideal_s,
                 "critical path": found.critical_s, "rho": found.rho, "waves of KV": found.kv_waves,
-                "at work": one.utilization, "ceiling": one.ceiling, "staleness": one.staleness,
+                "attained": one.utilization, "ceiling": one.ceiling, "staleness": one.staleness,
             }
         )  # fmt: skip
         for item in losses(one, plan.ask.gpu.bf16_flops):

@@ -97,7 +97,7 @@ def recommend(placed: Values) -> Recommendation:
     name = best(placed)
     one = placed[name]
     others = sorted((other for key, other in placed.items() if key != name), key=lambda each: each.step_s.value)
-    text = f"{name}: {show_seconds(one.step_s.value)} a step, GPUs at work {show_share(one.utilization.value)} of it"
+    text = f"{name}: {show_seconds(one.step_s.value)} a step, {show_share(one.utilization.value)} of what is attainable"
     if not one.colocated:
         text += f", {one.rollout.used} GPUs for rollouts and {one.trainer.used} for training"
     for other in others:

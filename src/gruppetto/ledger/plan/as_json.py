@@ -48,9 +48,8 @@ def as_json(plan: Plan, *, command: str = "", split: bool = False) -> Json:
     }
     found["stages"]["sync"] = _moved(chosen.sync.expected, chosen.sync.total, chosen.gpus, chosen.sync.sender_memory)
     if chosen.switch is not None:
-        moved = sum(each.bytes.value for each in chosen.switch.hand_overs)
-        total = Figure(moved * chosen.gpus, "bytes", "all hand-overs of all GPUs")
-        found["stages"]["switch"] = _moved(chosen.switch.seconds, total, chosen.gpus, chosen.switch.host_memory)
+        total = Figure(chosen.switch.moved * chosen.handing, "bytes", "what moves, on all GPUs that hand over")
+        found["stages"]["switch"] = _moved(chosen.switch.seconds, total, chosen.handing, chosen.switch.host_memory)
     if split and ask.gpus > 1:
         found["split"] = _splits(plan)
     return found
@@ -245,10 +244,12 @@ def _sync(plan: Plan) -> Json:
         "link": one.link.name,
         "floor_s": one.bound.value,
         "expected_s": one.expected.value,
+        "fastest_s": one.between[0],
+        "slowest_s": one.between[1],
         "share_of_step": one.expected.value / placed.step_s.value,
         "steps": [f"{step.name}: {step.what}" for step in one.steps],
         "delta": {
-            "density": plan.ask.density,
+            "density": plan.ask.changed,
             "encoding": less.encoding,
             "bytes": less.payload.value,
             "expected_s": less.expected.value,

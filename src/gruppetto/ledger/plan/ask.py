@@ -17,6 +17,9 @@ from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.models.model import Model
 
 PLACEMENTS = ("colocated", "disaggregated", "async", "elastic")
+DENSE_CHANGED, EXPERTS_CHANGED = 0.02, 0.0005
+"""1 to 3 % of the elements of dense models, 0.02 to 0.05 % of mixtures of experts change in a step (verl docs,
+advance/delta_weight_sync.md)."""
 Placement = Literal["colocated", "disaggregated", "async", "elastic"]
 
 
@@ -84,8 +87,8 @@ class Ask:
     train: TrainLayout | None = None
     sleep: Literal["level1", "level2", "release"] = "level2"
     sync_how: Literal["reshard", "broadcast", "gather"] = "broadcast"
-    density: float = 0.02
-    """Share of weights that a step changes, for the delta account."""
+    density: float | None = None
+    """Share of weights that a step changes, for the delta account; None = as published for this kind of model."""
     placements: tuple[str, ...] = ("colocated", "disaggregated", "async")
     efficiency: Efficiency = DEFAULT
 
@@ -97,7 +100,7 @@ class Ask:
                 raise UserError(f"{name} = {getattr(self, name)}: too few; write {least} or more")
         if self.max_staleness < 0:
             raise UserError(f"max_staleness = {self.max_staleness}: versions are not negative; write 0 or more")
-        if not 0 < self.density <= 1:
+        if self.density is not None and not 0 < self.density <= 1:
             raise UserError(f"density = {self.density}: a share of weights lies above 0 and at most at 1; write 0.02")
         if self.depth is not None and self.max_staleness and {"async", "elastic"} & set(self.placements):
             asynchronous(self.max_staleness, self.depth)
@@ -117,6 +120,13 @@ class Ask:
                 f"split = {rollout}:{trainer} takes {rollout + trainer} GPUs of {self.gpus}; "
                 f"write --split {share}:{self.gpus - share} or --gpus {rollout + trainer}"
             )
+
+    @property
+    def changed(self) -> float:
+        """Share of weights that a step changes. Source of the usual ones: verl docs, advance/delta_weight_sync.md."""
+        if self.density is not None:
+            return self.density
+        return EXPERTS_CHANGED if self.model.experts else DENSE_CHANGED
 
     @property
     def rollouts(self) -> Rollouts:

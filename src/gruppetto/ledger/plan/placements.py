@@ -47,7 +47,7 @@ class Placed:
     ideal_s: Figure
     """Without a tail, and without waits but for publishes and hand-overs."""
     staleness: Figure
-    """Expected age of a trained token, in versions."""
+    """Age of a trained token at most, in versions."""
     tokens: float
     """Model tokens of a batch."""
     trained_tokens: float
@@ -58,6 +58,11 @@ class Placed:
     @property
     def colocated(self) -> bool:
         return self.name == "colocated"
+
+    @property
+    def handing(self) -> int:
+        """GPUs that hand their memory over, where any do: lent ones, or all."""
+        return self.gpus if self.colocated else self.trainer.used
 
     @property
     def work_gpu_s(self) -> float:
@@ -331,10 +336,8 @@ def _guests(trainer: TrainerSide) -> list[tuple[str, float, float]]:
 
 
 def _staleness(schedule: Schedule) -> Figure:
-    """Groups outstanding are made over `depth` steps, and a token of theirs is trained at the end of them: its age is
-    the mean of those steps, less the one in which it is fresh."""
+    """What the schedule promises; how old tokens are on average depends on what waits for what."""
     k = schedule.max_staleness
     if not k:
         return Figure(0.0, "versions", "strictly on-policy")
-    age = min(float(k), schedule.depth / 2)
-    return Figure(age, "versions", f"min(k = {k}, depth {schedule.depth:g} / 2): a token is half its batch's life old")
+    return Figure(float(k), "versions", f"at most: no token older than {k} versions is trained")

@@ -12,6 +12,7 @@ from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, placed_a
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.transfers.delta import Delta, delta
+from gruppetto.ledger.units import show_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Plan:
             self.ask.model,
             self.chosen.trainer.layout,
             self.chosen.sync,
-            density=self.ask.density,
+            density=self.ask.changed,
             efficiency=self.ask.efficiency,
         )
 
@@ -58,16 +59,18 @@ def assumptions(plan: Plan) -> Iterator[str]:
         f"Efficiency set {ask.efficiency.name!r}: engines read at {ask.efficiency.decode_bandwidth:.0%} of the "
         f"bandwidth, training at {ask.efficiency.train_experts if ask.model.experts else ask.efficiency.train:.0%} of "
         "the peak; "
-        "engines of RL frameworks often run at 15 to 60 % of that (--efficiency engine=0.5)."
+        "engines of RL frameworks often run at 15 to 60 % of that (--efficiency engine=0.5). The training share is of "
+        "a rank's own work (products, attention, recomputing); bubble, traffic, micro-batches and an optimizer in host "
+        "memory are charged beside it."
     )
+    yield from _chosen_assumptions(plan)
     yield "A prompt is prefilled once for each of its rollouts; engines that share prefixes do less."
     if 0 < ask.model.context < ask.context:
         yield (
             f"The longest rollout has {ask.context:,} tokens with prompt and observations, and {ask.model.name} "
             f"positions for {ask.model.context:,}: its positions are taken to be stretched (rope scaling)."
         )
-    if ask.judge is not None:
-        yield f"The judge {ask.judge.model.name} runs on the trainer's GPUs before the update, from memory of its own."
+    yield from _seated(plan)
     offloaded = [name for name, one in plan.placed.items() if one.trainer.layout.offload]
     if offloaded:
         yield f"The optimizer state is in host memory ({', '.join(offloaded)}): it does not fit the GPUs."
@@ -77,3 +80,34 @@ def assumptions(plan: Plan) -> Iterator[str]:
                 f"{name}: the longest rollout alone takes {one.forecast.rho.value:.1f} x what all work takes; "
                 "no order of the rollouts can hide that."
             )
+
+
+def _chosen_assumptions(plan: Plan) -> Iterator[str]:
+    """How the trainer takes groups, how old tokens may be, and rates of the weight sync that nobody published."""
+    streams = [name for name, one in plan.placed.items() if one.schedule.stream and not one.schedule.max_staleness]
+    if streams:
+        yield f"Finished groups are trained while the tail runs ({', '.join(streams)}): streaming."
+    late = [name for name, one in plan.placed.items() if one.schedule.max_staleness]
+    if late:
+        yield f"Staleness ({', '.join(late)}) is what --max-staleness allows at most; how old tokens are, a run shows."
+    if plan.chosen.sync.joined_s:
+        yield (
+            "A weight sync joins tensors at an assumed 20 GB/s; published exporters reach 5 to 60, hence the range of "
+            "its seconds."
+        )
+    kind = "a mixture of experts" if plan.ask.model.experts else "a dense model"
+    if plan.ask.density is None:
+        share = f"{plan.ask.changed * 100:.3g} %"
+        yield f"A step changes {share} of the weights of {kind} (verl docs, advance/delta_weight_sync.md)."
+
+
+def _seated(plan: Plan) -> Iterator[str]:
+    """Models beside the policy, and where they wait."""
+    for seat in plan.chosen.trainer.seats:
+        held = show_size(seat.held.value)
+        where = (
+            f"{held} of each stay reserved"
+            if seat.resident
+            else f"{held} of each do not fit beside it, so they take turns over the host link"
+        )
+        yield f"The {seat.name} runs on the trainer's GPUs: {where}."

@@ -29,6 +29,8 @@ from gruppetto.ledger.units import show_seconds, show_size
 Sleep = Literal["keep", "level1", "level2", "release"]
 Owner = Literal["params", "grads", "optimizer"]
 TAGS = ("kv_cache", "weights", "cuda_graph")
+MOVES = ("to host", "from host", "from disk")
+"""Routes on which bytes cross a link."""
 OPTIMIZER_BYTES = 12.0
 """A parameter: fp32 master copy, two fp32 moments (ZeRO, arXiv:1910.02054, section 3.1)."""
 
@@ -58,6 +60,11 @@ class Switch:
     """Bytes of each GPU that the trainer keeps while engines work."""
     host_memory: Figure
     """Bytes of host memory on one node, at most at once."""
+
+    @property
+    def moved(self) -> float:
+        """Bytes of one GPU that cross a link; pages that are mapped, unmapped or freed do not."""
+        return sum(each.bytes.value for each in self.hand_overs if each.route in MOVES)
 
     def share_of(self, step_s: float) -> float:
         """Share of a step of so many seconds."""
