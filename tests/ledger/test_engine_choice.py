@@ -65,6 +65,10 @@ def test_no_other_engine_makes_a_step_much_sooner(groups, serve):
 
 def test_a_small_batch_gets_small_engines():
     assert Sides(asked("Qwen3-30B-A3B", "h100", 32, 64, 8)).rollout(32).layout.gpus <= 8
+    few, many = (
+        Sides(asked("DeepSeek-V3", "h200", 64, groups, 8, serve_dtype="fp8")).rollout(64).layout for groups in (4, 1024)
+    )
+    assert few.dp < many.dp  # with few rows to share them, what is read and exchanged counts more than room for KV
 
 
 def test_rows_are_those_of_a_replica_in_the_plan_and_in_what_it_writes():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout
@@ -139,6 +140,7 @@ class ServeMemory:
         return Figure(sequences / fit if fit else math.inf, "", formula)
 
 
+@lru_cache(maxsize=16)
 def served(model: Model, dtype: str) -> Shares:
     """Bytes of `model`'s weights by how they are divided; `dtype` and what of a model it narrows: `Model.weight_bytes`.
 
