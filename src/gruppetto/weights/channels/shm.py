@@ -199,10 +199,20 @@ class ShmStream:
     """The engine's end."""
 
     def __init__(self, address: Mapping[str, str | int], plans: Sequence[BucketPlan], deadline_s: float) -> None:
-        name = str(address["name"]).encode()[:_NAME_LIMIT]
         self._plans = plans
         self._peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._peer.settimeout(deadline_s)
+        try:
+            self._bytes = self._meet(address)
+            self._half = len(self._bytes) // BUFFERS
+            if (largest := max((plan.num_bytes for plan in plans), default=0)) > self._half:
+                raise RunError(f"shared memory: a bucket of {largest} bytes does not fit into {self._half}")
+        except BaseException:
+            self._peer.close()
+            raise
+
+    def _meet(self, address: Mapping[str, str | int]) -> Bytes:
+        name = str(address["name"]).encode()[:_NAME_LIMIT]
         try:
             self._peer.connect(str(address["path"]))
             self._peer.sendall(bytes([len(name)]) + name)
@@ -211,10 +221,7 @@ class ShmStream:
             raise _lost(error) from None
         if not fds:
             raise _lost("it sent no memory")
-        self._bytes = _mapped(fds[0])
-        self._half = len(self._bytes) // BUFFERS
-        if (largest := max((plan.num_bytes for plan in plans), default=0)) > self._half:
-            raise RunError(f"shared memory: a bucket of {largest} bytes does not fit into {self._half}")
+        return _mapped(fds[0])
 
     def buckets(self) -> Iterator[tuple[BucketPlan, Bytes, Callable[[int], None] | None]]:
         for plan in self._plans:
@@ -235,7 +242,7 @@ class _Ready:
     """How far one bucket is, as told by the sender."""
 
     def __init__(self, peer: socket.socket, index: int) -> None:
-        self._peer, self._index, self._there = peer, index, 0
+        self._peer, self._index, self._there = peer, index, -1
 
     def __call__(self, end: int) -> None:
         while self._there < end:

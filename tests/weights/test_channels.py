@@ -1,0 +1,272 @@
+"""The parts of a channel: digests, sinks and streams, offers."""
+
+import contextlib
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from gruppetto.errors import RunError, UserError
+from gruppetto.weights.buckets import plan_buckets
+from gruppetto.weights.channels.base import BUFFERS, Offer, places_of, plans_of
+from gruppetto.weights.channels.choose import choose
+from gruppetto.weights.channels.disk import KEEP, DiskSink, DiskStream
+from gruppetto.weights.channels.feed import Plain, bytes_of, pump
+from gruppetto.weights.channels.gloo import GlooSink, GlooStream
+from gruppetto.weights.channels.shm import ShmSink, ShmStream
+from gruppetto.weights.channels.sums import CHUNK, WIDTH, copied, summed
+from gruppetto.weights.inprocess import InProcessChannel
+from gruppetto.weights.layouts.tensors import specs_of
+from gruppetto.weights.publish import PublishSettings, TwoPhase
+
+SIZES = [0, 1, 7, 8, 8 * WIDTH - 1, 8 * WIDTH, 8 * WIDTH + 5, CHUNK - 1, CHUNK, CHUNK + 3, 2 * CHUNK + 8 * WIDTH + 1]
+
+
+# --- digests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_copys_digest_is_that_of_what_was_copied(size):
+    source = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    target = np.zeros(size, np.uint8)
+    asked = []
+    assert copied(target, source, asked.append) == summed(source)
+    assert (target == source).all()
+    assert asked == sorted(asked)
+    assert not size or asked[-1] == size
+
+
+@given(st.sampled_from(SIZES[1:]), st.data())
+def test_any_flipped_bit_is_seen(size, data):
+    values = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    before = summed(values)
+    values[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert summed(values) != before
+
+
+@given(st.sampled_from([16, 64, 256, 1024, 2048, 4096]), st.integers(2, 40), st.data())
+def test_two_rows_that_changed_places_are_seen(width, height, data):
+    values = np.random.default_rng(width * height).integers(0, 256, (height, width), dtype=np.uint8)
+    first, second = data.draw(st.lists(st.integers(0, height - 1), min_size=2, max_size=2, unique=True))
+    swapped = values.copy()
+    swapped[[first, second]] = values[[second, first]]
+    assert summed(swapped.reshape(-1)) != summed(values.reshape(-1))
+
+
+# --- sinks and streams -----------------------------------------------------------------------------------------------
+
+
+def tensors(count=7, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(300, 17), (1,), (), (64, 64), (0, 4), (999,), (33, 33)] * (count // 7 + 1)
+    dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.float16, torch.uint8] * count
+    return [(f"t{i}", (torch.randn(shapes[i], generator=generator) * 50).to(dtypes[i])) for i in range(count)]
+
+
+def make_sink(kind, plans, names, tmp_path, version=1, deadline_s=10.0):
+    if kind == "disk":
+        return DiskSink(version, tmp_path)
+    return (ShmSink if kind == "shm" else GlooSink)(plans, names, deadline_s)
+
+
+def make_stream(kind, address, plans):
+    if kind == "disk":
+        return DiskStream(address, plans)
+    return (ShmStream if kind == "shm" else GlooStream)(address, plans, 10.0)
+
+
+def drain(kind, address, places, seen, held=None):
+    plans = plans_of(places)
+    with contextlib.closing(make_stream(kind, address, plans)) as stream:
+        for plan, buffer, ready in stream.buckets():
+            if held is not None:
+                held.add(buffer.ctypes.data)
+            if ready is not None:
+                ready(plan.num_bytes)
+            for slot in plan.slots:
+                seen[slot.spec.name] = buffer[slot.offset : slot.offset + slot.spec.num_bytes].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["shm", "disk", "gloo"])
+@pytest.mark.parametrize("bucket", [256, 20_000, 1 << 20])
+def test_what_goes_in_comes_out_at_each_engine(kind, bucket, tmp_path):
+    named = tensors(14)
+    plans = plan_buckets(specs_of(named), bucket, groups=())
+    names = ["a", "b"]
+    sink = make_sink(kind, plans, names, tmp_path)
+    seen = {name: {} for name in names}
+    threads = [
+        threading.Thread(target=drain, args=(kind, sink.address(name), places_of(plans), seen[name])) for name in names
+    ]
+    if kind == "disk":
+        digests = pump(plans, Plain(named), sink)
+    for thread in threads:
+        thread.start()
+    if kind != "disk":
+        digests = pump(plans, Plain(named), sink)
+    for thread in threads:
+        thread.join(20)
+    sink.close()
+    for name in names:
+        assert seen[name] == {tensor: bytes_of(value).tobytes() for tensor, value in named}
+    assert digests == {tensor: summed(bytes_of(value)) for tensor, value in named}
+
+
+@pytest.mark.parametrize("kind", ["shm", "gloo"])
+def test_at_most_two_buckets_are_held_at_either_end(kind, tmp_path):
+    named = [(f"t{i}", torch.full((5000,), float(i))) for i in range(12)]
+    plans = plan_buckets(specs_of(named), 20_000, groups=())
+    assert len(plans) == 12
+    sink = make_sink(kind, plans, ["a"], tmp_path)
+    sent, received, seen = set(), set(), {}
+    buffer_of = sink.buffer
+
+    def buffer(plan):
+        found = buffer_of(plan)
+        sent.add(found.ctypes.data)
+        return found
+
+    sink.buffer = buffer
+    thread = threading.Thread(target=drain, args=(kind, sink.address("a"), places_of(plans), seen, received))
+    thread.start()
+    pump(plans, Plain(named), sink)
+    thread.join(20)
+    sink.close()
+    assert len(seen) == 12
+    assert len(sent) == len(received) == BUFFERS
+    assert sink.buffer_bytes <= BUFFERS * (max(plan.num_bytes for plan in plans) + 4096)
+
+
+def test_a_tensor_of_another_type_is_cast_in_the_bucket():
+    named = [("w", torch.tensor([1.0, 1.00390625, 3e38, -0.0]))]
+    specs = [type(specs_of(named)[0])("w", (4,), "bfloat16")]
+    target = np.zeros(8, np.uint8)
+    assert Plain(named).fill(specs[0], target, lambda end: None) == summed(target)
+    assert torch.equal(torch.from_numpy(target).view(torch.bfloat16), named[0][1].to(torch.bfloat16))
+
+
+# --- disk ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_versions_folder_is_whole_or_not_there_and_old_ones_go(tmp_path):
+    named = tensors()
+    plans = plan_buckets(specs_of(named), 20_000, groups=())
+    for version in range(1, 5):
+        sink = make_sink("disk", plans, [], tmp_path, version)
+        sink.buffer(plans[0])
+        assert not (tmp_path / f"weights_v{version:06d}").exists()
+        pump(plans, Plain(named), sink)
+        sink.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["weights_v000003", "weights_v000004"][-KEEP:]
+    given_up = make_sink("disk", plans, [], tmp_path, 9)
+    given_up.buffer(plans[0])
+    given_up.close()
+    assert not list(tmp_path.glob("*9*"))
+
+
+def test_the_files_are_safetensors(tmp_path):
+    named = [(name, tensor) for name, tensor in tensors() if tensor.dim()]
+    plans = plan_buckets(specs_of(named), 20_000, groups=())
+    sink = make_sink("disk", plans, [], tmp_path)
+    pump(plans, Plain(named), sink)
+    found = {}
+    for file in Path(sink.address("e")["folder"]).iterdir():
+        found |= load_file(file)
+    for name, tensor in named:
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_file_that_is_cut_or_anothers_is_refused(tmp_path):
+    named = tensors()
+    plans = plan_buckets(specs_of(named), 1 << 20, groups=())
+    sink = make_sink("disk", plans, [], tmp_path)
+    pump(plans, Plain(named), sink)
+    file = next(Path(sink.address("e")["folder"]).iterdir())
+    whole = file.read_bytes()
+    other = plan_buckets(specs_of(tensors(6)), 1 << 20, groups=())
+    with pytest.raises(RunError, match="does not hold bucket 0 as it was offered"):
+        drain("disk", sink.address("e"), places_of(other), {})
+    for cut, message in ((9, "does not hold"), (len(whole) - 1000, "ends 1000 bytes early"), (0, "cannot be read")):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(RunError, match=message):
+            drain("disk", sink.address("e"), places_of(plans), {})
+
+
+# --- shared memory ---------------------------------------------------------------------------------------------------
+
+
+def test_nobody_else_can_reach_the_memory_and_nothing_is_left_of_it():
+    plans = plan_buckets(specs_of(tensors()), 1 << 20, groups=())
+    sink = make_sink("shm", plans, ["a"], None)
+    folder = Path(sink.address("a")["path"]).parent
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    sink.close()
+    assert not folder.exists()
+
+
+def test_a_sender_that_goes_in_the_middle_is_noticed(tmp_path):
+    named = [(f"t{i}", torch.zeros(5000)) for i in range(6)]
+    plans = plan_buckets(specs_of(named), 20_000, groups=())
+    sink = make_sink("shm", plans, ["a"], tmp_path)
+    failed = []
+
+    def receive():
+        try:
+            drain("shm", sink.address("a"), places_of(plans), {})
+        except RunError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sink.buffer(plans[0])
+    sink.filled(plans[0], 512)
+    sink.close()
+    thread.join(20)
+    assert "the sender is gone" in failed[0]
+
+
+# --- offers ----------------------------------------------------------------------------------------------------------
+
+
+def test_places_are_the_plan_again():
+    plans = plan_buckets(specs_of(tensors(14)), 20_000, groups=())
+    assert plans_of(places_of(plans)) == plans
+
+
+@pytest.mark.parametrize("change", [{"bucket": 7}, {"offset": -1}, {"shape": (-1, 2)}, {"dtype": "object"}])
+def test_places_that_are_no_plan_are_refused(change):
+    from dataclasses import replace
+
+    places = list(places_of(plan_buckets(specs_of(tensors()), 20_000, groups=())))
+    places[0] = replace(places[0], **change)
+    with pytest.raises((RunError, UserError)):
+        plans_of(places)
+
+
+# --- choice ----------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_what_is_there(tmp_path):
+    assert isinstance(choose("auto", "full", 1 << 20, tmp_path), InProcessChannel)
+    for arguments in ({"mode": "delta"}, {"mode": "full", "apart": True}, {"mode": "full", "channel": "disk"}):
+        chosen = choose(**({"channel": "auto", "bucket_bytes": 1 << 20, "folder": tmp_path} | arguments))
+        assert isinstance(chosen, TwoPhase)
+    with pytest.raises(UserError, match=r"write weights\.channel"):
+        choose("inprocess", "delta", 1 << 20, tmp_path)
+    with pytest.raises(UserError, match="needs a folder"):
+        PublishSettings(channel="disk")
+
+
+def test_an_offer_travels_as_json():
+    import msgspec
+
+    places = places_of(plan_buckets(specs_of(tensors()), 20_000, groups=()))
+    offer = Offer(version=3, kind="full", channel="shm", address={"path": "/x", "rank": 1}, places=places)
+    assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
