@@ -177,6 +177,7 @@ def _updated(fleet: Fleet, path: str, said: _Control, answers: Sequence[Answer])
     if isinstance(label, str):
         fleet.version = label
     fleet.updated = fleet.updated or path != "/begin_weight_update"
+    fleet.updating = path == "/begin_weight_update" or (fleet.updating and path not in _LAST)
     by_engine = {answer.served.url: answer for answer in answers}
     for served in fleet.engines.values():
         answer = by_engine.get(served.url)

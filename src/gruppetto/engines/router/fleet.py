@@ -100,6 +100,8 @@ class Fleet:
         """Set while no request is open."""
         self.updated = False
         """The weights are not those that engines start with."""
+        self.updating = False
+        """An update has begun and not ended."""
         self.closed = False
         self.retries = self.refused = self.failed = self.finished = 0
         self._tick_at = 0.0

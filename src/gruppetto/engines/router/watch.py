@@ -91,6 +91,8 @@ async def _load(fleet: Fleet, served: Served) -> None:
 async def _right_weights(fleet: Fleet, served: Served) -> None:
     """An engine that comes back serves what the others serve."""
     fleet.back(served)
+    if fleet.updating:
+        raise _Missed("an update of the weights is under way")
     if served.torn:
         raise _Missed("it has a part of an update only; update its weights again, or restart it")
     if fleet.version is not None:
