@@ -164,6 +164,19 @@ def test_a_share_over_rows_not_fitted_is_over_those_only(outcomes):
     assert share_within(list(outcomes.values()), predicted=True) == pytest.approx(expected)
 
 
+def test_a_share_over_forecasts_leaves_out_what_is_fitted_and_what_is_arithmetic(outcomes):
+    """Sizes of recipes, a paper's own formula, a worked example and figures that follow from others cannot miss."""
+    rows = [v for outcome in outcomes.values() for v in outcome.verdicts if not (v.row.fitted or v.row.arithmetic)]
+    table = as_json(list(outcomes.values()))["ledger"]
+    assert table["forecast_share_within"] == pytest.approx(sum(v.within for v in rows) / len(rows))
+    assert table["rows_forecast"] == len(rows) == 29
+    assert table["rows_arithmetic"] == 29
+    assert table["forecast_share_within"] < table["predicted_share_within"] < table["share_within"]
+    for record in ("recipe-dapo", "recipe-deepseekmath", "deepswe-sandbox", "nemo-gym-swe", "hybridflow", "seed-q1"):
+        assert all(v.row.arithmetic for v in outcomes[record].verdicts), record
+    assert not any(v.row.fitted and v.row.arithmetic for outcome in outcomes.values() for v in outcome.verdicts)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "record"),
     [
@@ -261,6 +274,8 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
         "sync-delta",
         "MISS",
         "FITTED",
+        "(arithmetic)",
+        "neither fitted nor arithmetic",
         "Not for a ledger to predict",
         "llamarl-405b",
         "no input was fitted",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEGEND = """\
 A row is within where ours lies in the band that the table of public numbers gives it. Inputs belong to a paper, never
 to a row; one that was changed after a result was seen says which rows it was fitted to. A hit on a fitted row says that
-the mechanism can make the number, not that it predicts it."""
+the mechanism can make the number, not that it predicts it; one on an arithmetic row, that published figures agree."""
 SPEED = {
     "scheduler": "Engine speed is a price list's, not a measurement.",
     "ledger": "Shares of peak come in sets, one a source; a row is predicted with its source's set and no other.",
@@ -102,7 +102,7 @@ def _lines(outcome: Outcome) -> list[str]:
     lines = ["", f"{study.id}   {outcome.hits} of {len(outcome.verdicts)} within", f"  {study.setting}; {study.source}"]
     for verdict in outcome.verdicts:
         row, mark = verdict.row, "within" if verdict.within else "MISS"
-        mark += " (fitted)" if row.fitted else ""
+        mark += " (fitted)" if row.fitted else " (arithmetic)" if row.arithmetic else ""
         reason = f"   {row.doubt}" if row.doubt and not verdict.within else ""
         band = f"{_shown(row.low)} to {_shown(row.high)}"
         lines.append(
@@ -119,7 +119,7 @@ def _inputs(study: Study) -> list[str]:
 
 
 def _summary(outcomes: Sequence[Outcome], whose: str) -> list[str]:
-    from gruppetto.ledger.reproduce.counting import mean_share, share_within
+    from gruppetto.ledger.reproduce.counting import forecasts, mean_share, share_within
 
     rows = sum(len(outcome.verdicts) for outcome in outcomes)
     fitted = sum(verdict.row.fitted for outcome in outcomes for verdict in outcome.verdicts)
@@ -128,10 +128,18 @@ def _summary(outcomes: Sequence[Outcome], whose: str) -> list[str]:
         "",
         f"{share_within(outcomes):.0%} of {rows} rows within, {share_within(outcomes, predicted=True):.0%} of the "
         f"{rows - fitted} that no input was fitted to",
+        *_of_forecasts(share_within(outcomes, forecast=True), len(forecasts(outcomes)), rows - fitted),
         f"{whole} of {len(outcomes)} records whole, {mean_share(outcomes):.0%} of a record's rows on average",
         LEGEND,
         SPEED[whose],
     ]
+
+
+def _of_forecasts(share: float, count: int, unfitted: int) -> list[str]:
+    """The share over rows that are forecasts, where that is another one."""
+    if count == unfitted:
+        return []
+    return [f"{share:.0%} of the {count} that are forecasts: neither fitted nor arithmetic over published figures"]
 
 
 def _summary_of_ledger(outcomes: Sequence[Outcome]) -> list[str]:

@@ -22,10 +22,18 @@ def pick(studies: Sequence[Study], names: Sequence[str], elsewhere: Mapping[str,
     return [study for study in studies if not names or any(name in study.id for name in names)]
 
 
-def share_within(outcomes: Sequence[Outcome], *, predicted: bool = False) -> float:
-    """Rows within their bands over all rows; `predicted`: over those that no input was fitted to."""
+def share_within(outcomes: Sequence[Outcome], *, predicted: bool = False, forecast: bool = False) -> float:
+    """Rows within their bands over all rows; `predicted`: over those that no input was fitted to; `forecast`: over
+    those of them that are no mere arithmetic over published figures."""
     verdicts = [v for outcome in outcomes for v in outcome.verdicts if not (predicted and v.row.fitted)]
+    if forecast:
+        verdicts = forecasts(outcomes)
     return sum(v.within for v in verdicts) / len(verdicts) if verdicts else 0.0
+
+
+def forecasts(outcomes: Sequence[Outcome]) -> list[Verdict]:
+    """The rows that are neither fitted nor arithmetic."""
+    return [v for outcome in outcomes for v in outcome.verdicts if not (v.row.fitted or v.row.arithmetic)]
 
 
 def mean_share(outcomes: Sequence[Outcome]) -> float:
@@ -38,9 +46,12 @@ def counted(outcomes: Sequence[Outcome], not_predicted: Mapping[str, str]) -> di
     return {
         "share_within": share_within(outcomes),
         "predicted_share_within": share_within(outcomes, predicted=True),
+        "forecast_share_within": share_within(outcomes, forecast=True),
         "mean_share_of_records": mean_share(outcomes),
         "rows": sum(len(outcome.verdicts) for outcome in outcomes),
         "rows_fitted": sum(v.row.fitted for outcome in outcomes for v in outcome.verdicts),
+        "rows_arithmetic": sum(v.row.arithmetic for outcome in outcomes for v in outcome.verdicts),
+        "rows_forecast": len(forecasts(outcomes)),
         "records_within": sum(outcome.within for outcome in outcomes),
         "records": [_record(outcome) for outcome in outcomes],
         "not_predicted": dict(not_predicted),
@@ -77,5 +88,6 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         **finite,
         "within": verdict.within,
         "fitted": row.fitted,
+        "arithmetic": row.arithmetic,
         "likely_reason": None if verdict.within else row.doubt or None,
     }

@@ -15,7 +15,7 @@ from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.models.read import read_config
-from gruppetto.ledger.reproduce.study import Input, Study, exact, fit, ranged, relative, times
+from gruppetto.ledger.reproduce.study import Input, Study, counts, exact, fit, ranged, relative, times
 from gruppetto.ledger.transfers.switch import Sleep, switch, wake
 from gruppetto.ledger.transfers.transition import transition_bytes
 
@@ -112,7 +112,7 @@ SLIME = Study(
         fit(ranged("beside the engine, groups kept, GB", 15, 18, 0.20)),
         fit(ranged("beside the engine, groups destroyed, GB", 3, 5, 0.20)),
         fit(relative("buffers of process groups, GB", 10, 0.20)),
-        relative("training, bytes a parameter", 18, 0.20),
+        counts(relative("training, bytes a parameter", 18, 0.20)),
         ranged(
             "355B alone, tokens/s",
             60,
@@ -150,9 +150,9 @@ HYBRIDFLOW = Study(
     inputs=(Input("model", "Llama-2-70B in BF16", "one of its models; the share does not depend on it"),),
     predict=_transitions,
     tolerance="exact",
-    rows=tuple(exact(name, share) for name, (_, share) in TRANSITIONS.items()),
-    says="Predicted: the formula, at three layouts. Not compared: speedups over other systems and cuts of transition "
-    "time, whose layouts are not in what is published of them.",
+    rows=tuple(counts(exact(name, share)) for name, (_, share) in TRANSITIONS.items()),
+    says="Arithmetic: the paper's formula, at three layouts. Not compared: speedups over other systems and cuts of "
+    "transition time, whose layouts are not in what is published of them.",
 )
 
 STUDIES = (VLLM, SLIME, HYBRIDFLOW)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gruppetto.ledger.environment import Environment
 from gruppetto.ledger.generation import Rollouts
 from gruppetto.ledger.lengths import LognormalLengths
-from gruppetto.ledger.reproduce.study import Input, Study, exact, relative
+from gruppetto.ledger.reproduce.study import Input, Study, counts, exact, relative
 
 
 def _batch(groups: int, group_size: int, cap: int) -> Rollouts:
@@ -39,11 +39,11 @@ DAPO = Study(
     predict=_dapo,
     tolerance="exact",
     rows=(
-        exact("sequences a step", 8192),
-        exact("tokens of a step at most", 167_772_160),
-        exact("updates a step", 16),
+        counts(exact("sequences a step", 8192)),
+        counts(exact("tokens of a step at most", 167_772_160)),
+        counts(exact("updates a step", 16)),
     ),
-    says="Predicted.",
+    says="Arithmetic.",
 )
 
 
@@ -59,8 +59,8 @@ MATH = Study(
     inputs=(Input("a batch of 1,024", "sequences", "the paper does not say whether questions; the record takes this"),),
     predict=_math,
     tolerance="exact",
-    rows=(exact("tokens of a batch at most", 1_048_576), exact("updates a batch", 1)),
-    says="Predicted.",
+    rows=(counts(exact("tokens of a batch at most", 1_048_576)), counts(exact("updates a batch", 1))),
+    says="Arithmetic.",
 )
 
 DEEPSWE_GPUS, DEEPSWE_DAYS = 64, 6
@@ -81,8 +81,8 @@ DEEPSWE = Study(
     inputs=(Input("containers", "one a rollout, all rollouts of a batch at once", "the blog: 512 (64 x 8)"),),
     predict=_deepswe,
     tolerance="none is given: exact for counts, +-10 % for hours",
-    rows=(exact("containers at a time", 512), relative("GPU-hours", 9180, 0.10)),
-    says="Predicted. Not compared: cores and disks of its nodes, which are bought and not computed; tokens, turns and "
+    rows=(counts(exact("containers at a time", 512)), counts(relative("GPU-hours", 9180, 0.10))),
+    says="Arithmetic. Not compared: cores and disks of its nodes, which are bought and not computed; tokens, turns and "
     "seconds of its rollouts are not published.",
 )
 
@@ -100,8 +100,8 @@ GYM = Study(
     inputs=(Input("instances", "16 x 32 rollouts, each with its own, of one core", "the note"),),
     predict=_gym,
     tolerance="none is given: exact",
-    rows=(exact("cores", 512), exact("nodes at 32 a node", 16)),
-    says="Predicted. Not compared: its step of 20 minutes, of which turns and tool seconds are not published.",
+    rows=(counts(exact("cores", 512)), counts(exact("nodes at 32 a node", 16))),
+    says="Arithmetic. Not compared: its step of 20 minutes, of which turns and tool seconds are not published.",
 )
 
 STUDIES = (DAPO, MATH, DEEPSWE, GYM)

@@ -39,6 +39,9 @@ class Row:
     """What the paper says, where that is not one figure."""
     fitted: bool = False
     """An input of its paper was set by looking at this row: a hit says that the mechanism can make the number."""
+    arithmetic: bool = False
+    """Follows from other published figures by counting or a formula of the paper's own: a hit says that they agree, not
+    that anything was forecast."""
 
     def holds(self, value: float) -> bool:
         """Whether a prediction is within."""
@@ -88,6 +91,11 @@ def less(name: str, limit: float = 1.0, doubt: str = "") -> Row:
 def fit(row: Row) -> Row:
     """The row, as one that an input was set by."""
     return replace(row, fitted=True)
+
+
+def counts(row: Row) -> Row:
+    """The row, as one that is arithmetic over published figures."""
+    return replace(row, arithmetic=True)
 
 
 def above(name: str, published: float, limit: float, doubt: str = "") -> Row:
