@@ -1,5 +1,6 @@
 """Fixtures shared by all areas."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,3 +14,15 @@ def tiny_model(tmp_path_factory) -> Path:
     from gruppetto.demo.model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+@pytest.fixture(scope="session")
+def shared_vllm(tmp_path_factory):
+    """One vLLM server for all test processes of a run, used by one test at a time."""
+    pytest.importorskip("torch")
+    from engines.contract.vllm_server import SharedVLLM
+
+    own = tmp_path_factory.getbasetemp()
+    shared = SharedVLLM(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    yield shared
+    shared.close()

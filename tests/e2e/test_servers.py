@@ -49,15 +49,15 @@ def test_weights_change_under_running_requests(train):
     conserved(folder)
 
 
-def wait_for(folder, process, true):
-    end = time.monotonic() + 100
+def wait_for(folder, process, true, seconds=100):
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
             pytest.fail(f"the run ended early: {process.stdout.read()}")
         if (folder / "events.jsonl").exists() and true(events_of(folder)):
             return
         time.sleep(0.1)
-    pytest.fail("it did not happen in 100 s")
+    pytest.fail(f"it did not happen in {seconds} s")
 
 
 def children(pid):

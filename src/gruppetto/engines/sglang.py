@@ -25,8 +25,8 @@ from gruppetto.errors import EngineError, UserError
 
 TAGS: dict[MemoryTag, tuple[str, ...]] = {"weights": ("weights", "cuda_graph"), "kv": ("kv_cache",)}
 SEEDS = 2**63
-FLUSHES = 8
-"""Tries of a flush, with growing pauses from `_FIRST_PAUSE_S`: about 6 s."""
+FLUSHES = 6
+"""Tries of a flush, with growing pauses from `_FIRST_PAUSE_S`: about 3 s."""
 _FIRST_PAUSE_S = 0.05
 _METRICS = {
     "sglang:generation_tokens_total": "generated",

@@ -15,21 +15,21 @@ def served_url(tiny_model):
         yield url
 
 
-@pytest.fixture(scope="session")
-def vllm_url(tiny_model, tmp_path_factory):
-    from engines.contract.kinds import VLLM_PYTHON, vllm_served
+@pytest.fixture
+def vllm_url(tiny_model, shared_vllm):
+    from engines.contract.vllm_server import need_vllm
 
-    if not VLLM_PYTHON.exists():
-        pytest.skip("no vLLM: scripts/install-vllm puts it into .venv-vllm")
-    with vllm_served(tiny_model, tmp_path_factory.mktemp("vllm") / "log") as url:
+    need_vllm()
+    with shared_vllm.serving(tiny_model) as url:
         yield url
 
 
 def pytest_generate_tests(metafunc):
     if "kind" in metafunc.fixturenames:
-        from engines.contract.kinds import KINDS
+        from engines.contract.kinds import KINDS, STREAMED
 
-        metafunc.parametrize("kind_name", KINDS, scope="session")
+        streamed = any(name in metafunc.function.__name__ for name in STREAMED)
+        metafunc.parametrize("kind_name", KINDS if streamed else [k for k in KINDS if k != "vllm-stream"])
 
 
 @pytest.fixture

@@ -1,19 +1,15 @@
 """The engines that the one suite runs on, and what of them is compared with what."""
 
 import contextlib
-import os
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gruppetto.data.tokenizer import HFTokenizer
 from gruppetto.engines.embedded.engine import EmbeddedEngine
-from gruppetto.engines.http.build import INSIDE_VLLM, http_engine
+from gruppetto.engines.http.build import http_engine
 from gruppetto.engines.http.requests import HttpSettings
 from gruppetto.engines.http.staging import Staging
 from gruppetto.engines.http.wire import Deadlines
@@ -21,6 +17,8 @@ from gruppetto.engines.http.wire import Deadlines
 ROOT = Path(__file__).parents[3]
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SLOTS, CONTEXT = 8, 256
+STREAMED = ("logprobs_are", "stop_id", "abort_meets", "abort_all", "versions_are", "closing", "going_on")
+"""Tests that a streaming client of vLLM, whose server is slow, goes through."""
 KINDS = ("embedded", "served", "served-stream", "scripted", "vllm", "vllm-stream")
 
 
@@ -87,49 +85,3 @@ def served(model, *arguments):
             yield re.search(r"http://\S+:\d+", line)[0]
         finally:
             process.kill()
-
-
-def vllm_environment():
-    return os.environ | {
-        "PYTHONPATH": str(INSIDE_VLLM),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def vllm_command(model, port, *more):
-    sizes = ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS), "--dtype", "float32", "--enforce-eager"]
-    modes = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    place = ["--host", "127.0.0.1", "--port", str(port)]
-    modes += ["--worker-extension-cls", "gruppetto_inside_vllm.Weights"]
-    module = "vllm.entrypoints.openai.api_server"
-    return [str(VLLM_PYTHON), "-m", module, "--model", str(model), *place, *sizes, *modes, *more]
-
-
-@contextlib.contextmanager
-def vllm_served(model, log):
-    """A real vLLM server on the CPU: its URL."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with (
-        log.open("wb") as out,
-        subprocess.Popen(
-            vllm_command(model, port), stdout=out, stderr=out, env=vllm_environment(), start_new_session=True
-        ) as process,
-    ):
-        try:
-            for _ in range(1200):
-                assert process.poll() is None, log.read_text()[-3000:]
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        break
-                time.sleep(0.5)
-            yield url
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)

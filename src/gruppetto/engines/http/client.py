@@ -72,9 +72,10 @@ class HttpClient:
             try:
                 return await self._once(method, path, body, params, max(0.0, end - now()))
             except Unavailable:
-                if not patient or now() + pause >= end:
+                wait = pause * (0.5 + self._jitter.random())
+                if not patient or now() + wait >= end:
                     raise
-            await asyncio.sleep(pause * (0.5 + self._jitter.random()))
+            await asyncio.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def ask(self, method: Method, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> Any:
