@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
 
-CONTAINER_START_S = 26.5
-"""Mean start of a local container, for who knows no better; `start_s` is 0 (a warm pool) until it is given."""
-CONTAINER_START_SOURCE = "AgentCgroup: SWE-rebench tasks in podman on one host, median 23.0, longest 97"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
@@ -88,15 +84,16 @@ class Environment:
     # -- sandboxes for a wall time ------------------------------------------------------------------------------------
 
     def busy(self, wall_s: float) -> Figure:
-        """Sandboxes that execute at a time, at least, for the batch to end within `wall_s`."""
-        self._possible(wall_s)
+        """Sandboxes that execute at a time, at least, for the executions of a batch to end within `wall_s`; what the
+        model takes does not count against it."""
+        self._possible(wall_s, Figure(self.turns * self.execution_s, "s", "its executions, one after the other"))
         work_s = self.executions().value * self.execution_s
         return Figure(_ceil(work_s / wall_s), "sandboxes", f"ceil({work_s:,.0f} s of executions / {wall_s:,.0f} s)")
 
     def live(self, wall_s: float) -> Figure:
         """Sandboxes that exist at a time for the batch to flow through in `wall_s` (Little's law), with no rollout
         waiting for one and none idle at the ends: to the nearest, since it is a mean."""
-        self._possible(wall_s)
+        self._possible(wall_s, self.rollout_s())
         each = self.rollout_s().value
         return Figure(
             max(1.0, float(round(self.rollouts * each / wall_s))),
@@ -144,19 +141,14 @@ class Environment:
         )
         return Figure(value, "bytes", formula.replace("%", " % missed"))
 
-    def start_cpu_s(self) -> Figure:
-        """Sandbox-seconds spent starting: one start a rollout, or, where none keeps its own, one an execution."""
-        starts = self.rollouts if self.stateful else self.executions().value
-        return Figure(starts * self.start_s, "s", f"{starts:,.0f} starts x {self.start_s:g} s")
-
-    def _possible(self, wall_s: float) -> None:
-        least = self.rollout_s().value
+    def _possible(self, wall_s: float, rollout: Figure) -> None:
+        least = rollout.value
         if not wall_s > 0:
             raise UserError(f"wall time = {wall_s} s: no batch ends in no time; write seconds above 0")
         if wall_s < least:
             raise UserError(
                 f"wall time = {wall_s:,.0f} s is less than one rollout takes ({least:,.0f} s: "
-                f"{self.rollout_s().formula}), whatever the number of sandboxes; "
+                f"{rollout.formula}), whatever the number of sandboxes; "
                 f"write {math.ceil(least):,} s or more, or fewer turns"
             )
 

@@ -114,13 +114,6 @@ class Lengths:
         grid = self.table().grid
         return float(grid[0] + np.trapezoid(1 - below, grid))
 
-    def longest_quantiles(self, groups: int, group_size: int, shares: tuple[float, ...]) -> tuple[float, ...]:
-        """Quantiles of the longest of a batch. Tokens."""
-        import numpy as np
-
-        below = self.group_below(group_size) ** groups
-        return tuple(float(x) for x in np.interp(shares, below, self.table().grid))
-
     def ranked(self, groups: int, group_size: int = 1) -> NDArray[Any]:
         """Expected lengths of a batch of `groups` x `group_size`, longest first. Their sum is that many means.
 

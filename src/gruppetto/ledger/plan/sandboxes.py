@@ -47,10 +47,7 @@ def account(ask: Ask, placed: Placed) -> dict[str, Figure] | None:
     rollout_s = placed.forecast.rollout_s.value
     wall_s = given.wall_s or max(rollout_s, found.rollout_s().value)
     named = {"executions": found.executions(), "cpu_hours": found.cpu_hours(), "rollout_s": found.rollout_s()}
-    if given.wall_s:
-        named["busy"] = _busy(found, wall_s)
-    else:
-        named["busy"] = found.busy(wall_s)
+    named["busy"] = found.busy(wall_s)
     try:
         named["live"] = found.live(wall_s)
     except UserError:  # the model alone takes longer than the wall time: what executes can still be counted
@@ -64,15 +61,3 @@ def account(ask: Ask, placed: Placed) -> dict[str, Figure] | None:
     if given.limit:
         named["gpu_idle_s"] = found.idle_gpu_s(given.limit, max(rollout_s, wall_s), placed.rollout.used)
     return named
-
-
-def _busy(found: Environment, wall_s: float) -> Figure:
-    """As `Environment.busy`, for executions alone: what the model takes does not count against the wall time."""
-    work_s = found.executions().value * found.execution_s
-    least = found.turns * found.execution_s
-    if wall_s < least:
-        raise UserError(
-            f"--wall {wall_s:,.0f} s is less than the {least:,.0f} s that the {found.turns:g} executions of one "
-            f"rollout take one after the other; write --wall {least:,.0f}s or more"
-        )
-    return Figure(-(-work_s // wall_s), "sandboxes", f"ceil({work_s:,.0f} s of executions / {wall_s:,.0f} s)")
