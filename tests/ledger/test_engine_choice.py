@@ -41,9 +41,11 @@ def asked(model, gpu, gpus, groups, size, mean=8192, **changed):
         ("Qwen3-30B-A3B", "h100", 32, 1024, "bf16"),
         ("Qwen3-235B-A22B", "h100", 64, 1024, "bf16"),
         ("DeepSeek-V3", "h200", 64, 1024, "fp8"),
+        ("Qwen3-30B-A3B", "h100", 32, 32, "bf16"),
+        ("GLM-4.5", "h200", 64, 128, "fp8"),
     ],
 )
-def test_no_other_engine_makes_a_large_batch_sooner(model, gpu, gpus, groups, dtype, mean, colocated):
+def test_no_other_engine_makes_a_batch_sooner(model, gpu, gpus, groups, dtype, mean, colocated):
     ask = asked(model, gpu, gpus, groups, 16, mean, serve_dtype=dtype)
     sides = Sides(ask)
     chosen = sides.rollout(gpus, colocated)

@@ -1,8 +1,8 @@
 """What no schedule beats, in expectation: all work at the best throughput, the longest alone, and what lies between.
 
-    area          steps >= tokens / slots, and >= token-steps of KV / KV where that is limited; then
-                  base x steps + row x tokens + max(read x steps + kv_token x token-steps, compute x tokens),
-                  and all prefill; read = the weights that a step of tokens / steps rows needs
+    area          steps >= tokens / rows (slots, or the rollouts there are), and >= token-steps of KV / KV where that is
+                  limited; then base x steps + row x tokens + max(read x steps + kv_token x token-steps, compute x
+                  tokens), and all prefill; read = the weights that a step of tokens / steps rows needs
     critical      the longest rollout with an engine to itself: prefill, decode at batch 1, its tools
     staircase     max over k of S_k / G(k): the k longest need S_k tokens, and while at most k of them run they get at
                   most G(k) tokens a second together
@@ -16,18 +16,31 @@ from gruppetto.ledger.generation.sizes import Engines, Rollouts
 from gruppetto.ledger.generation.tail import Tail
 
 
-def ideal(rollouts: Rollouts, engines: Engines) -> Figure:
-    """The area: seconds of the rollout phase with every engine at its best throughput from beginning to end."""
+def most_rows(rollouts: Rollouts, engines: Engines, batches: float = 1.0) -> float:
+    """Rows of one engine: its slots, or its part of the `batches` that are there at once."""
+    return max(1.0, min(engines.model.slots, batches * rollouts.count / engines.count))
+
+
+def decode_steps(rollouts: Rollouts, engines: Engines, batches: float = 1.0) -> float:
+    """The fewest decode steps that make a batch, of all engines together."""
+    tokens, held, room = rollouts.tokens, rollouts.kv_steps, engines.model.kv_capacity
+    steps = max(tokens / most_rows(rollouts, engines, batches), held / room if room else 0.0)
+    return min(steps, tokens)  # one row always runs, whatever it holds
+
+
+def ideal(rollouts: Rollouts, engines: Engines, batches: float = 1.0) -> Figure:
+    """The area: seconds of the rollout phase with every engine at its best throughput from beginning to end, which
+    slots, KV and the rollouts of `batches` batches at once allow."""
     model, tokens, held = engines.model, rollouts.tokens, rollouts.kv_steps
-    steps = max(tokens / model.slots, held / model.kv_capacity if model.kv_capacity else 0.0)
-    steps = min(steps, tokens)  # one row always runs, whatever it holds
+    steps = decode_steps(rollouts, engines, batches)
     read = model.read_s(tokens / steps) * steps + model.kv_token_s * held
     work = model.base_s * steps + model.row_s * tokens + max(read, model.compute_row_s * tokens)
     best = min((cost / made for _, made, cost in model.speculation), default=1.0)
     prefill = rollouts.count * (rollouts.prompt_tokens + rollouts.observed)
     ahead = 0.0 if model.prefill_elsewhere else prefill * model.prefill_token_s
     seconds = (work * min(1.0, best) + ahead) / engines.count
-    limit = "KV" if model.kv_capacity and held / model.kv_capacity > tokens / model.slots else "slots"
+    rows = most_rows(rollouts, engines, batches)
+    limit = "KV" if tokens / steps < 0.999 * rows else "slots" if rows == model.slots else "rollouts there are"
     formula = (
         f"({steps:,.0f} decode steps (limit: {limit}), {tokens:,.0f} tokens, {held:.3g} token-steps of KV: {work:,.0f} "
         f"s + prefill of {prefill:,.0f} tokens {ahead:,.0f} s) / {engines.count} engines"

@@ -112,9 +112,8 @@ def _one_by_one(
     late_s: float,
     train: Figure,
 ) -> Forecast:
-    phase_s = (
-        max(tail.last_s + late_s, ideal(rollouts, engines).value) + trainer.score_s
-    )  # a grid rounds, a bound holds
+    least = ideal(rollouts, engines, schedule.depth)
+    phase_s = max(tail.last_s + late_s, least.value) + trainer.score_s  # a grid rounds, a bound holds
     left_s = train.value
     why = "nothing of it hidden: the batch is awaited whole"
     if schedule.stream:
@@ -134,12 +133,13 @@ def _one_by_one(
         f"rollouts {phase_s:,.0f} + train {after:,.0f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
     )
     exposed = Figure(after, "s", f"{train.formula} + optimizer {trainer.step_s:g} s; {why}")
-    parts = _engine_parts(line, ideal(rollouts, engines).value, tail.last_s)
+    parts = _engine_parts(line, least.value, tail.last_s)
     parts |= {
         "apart_s": Figure(late_s, "s", "the latest engine is later than one with the mean load"),
         "hidden_s": Figure(train.value - left_s, "s", why),
     }
-    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, line, _tail_s(tail) + late_s, parts)
+    tail_s = _tail_s(tail) + late_s
+    return _forecast(rollouts, engines, trainer, least, step, phase, exposed, switch_s, line, tail_s, parts)
 
 
 def _engine_parts(line: Timeline, ideal_s: float, last_s: float) -> dict[str, Figure]:
@@ -227,7 +227,8 @@ def _overlapping(
 ) -> Forecast:
     k = schedule.max_staleness
     one_s, flowing = flow_s(rollouts, engines, schedule)
-    one_s = max(one_s, ideal(rollouts, engines).value)  # typical rollouts are few; a bound is one
+    area = ideal(rollouts, engines, schedule.depth)
+    one_s = max(one_s, area.value)  # typical rollouts are few; a bound is one
     again = 0.0 if engines.keep_kv_on_swap and not schedule.colocated else _recompute_s(engines, flowing or line)
     after_s = train.value + trainer.step_s if schedule.colocated else trainer.step_s
     switch_s = trainer.switch_s if schedule.colocated else 0.0
@@ -261,7 +262,7 @@ def _overlapping(
         "behind_s": Figure(phase_s - least, "s", f"the longest of a batch over {k + 1} steps, beyond {least:,.0f} s"),
         "held_s": Figure(held_s, "s", f"{train.value:,.0f} s of training, beyond the engines' {one_s + again:,.0f} s"),
     }
-    return _forecast(rollouts, engines, trainer, step, phase, exposed, switch_s, shown, 0.0, parts, batches)
+    return _forecast(rollouts, engines, trainer, area, step, phase, exposed, switch_s, shown, 0.0, parts, batches)
 
 
 def _recursion(spans: list[float], k: int, least: float, between_s: float) -> float:
@@ -312,6 +313,7 @@ def _forecast(
     rollouts: Rollouts,
     engines: Engines,
     trainer: Trainer,
+    least: Figure,
     step: Figure,
     phase: Figure,
     train: Figure,
@@ -321,7 +323,7 @@ def _forecast(
     parts: Mapping[str, Figure],
     batches: float = 1.0,
 ) -> Forecast:
-    least, longest, stairs = ideal(rollouts, engines), critical(rollouts, engines), staircase(rollouts, engines)
+    longest, stairs = critical(rollouts, engines), staircase(rollouts, engines)
     model = engines.model
     work_s = (line.decode_s + line.prefill_s) / batches
     made = max(1, sum(row.tokens for row in line.rows))

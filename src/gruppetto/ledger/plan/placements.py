@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
-from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected
+from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected, ideal
 from gruppetto.ledger.plan import stages
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.sides import RolloutSide, Sides
@@ -130,7 +130,7 @@ class Placements:
         published = self._sync(rollout, trainer, "ipc")
         timing = self.sides.timing(trainer, published.expected.value, handed.seconds.value)
         found = expected(ask.rollouts, self.sides.engines(rollout), timing, LAYERED)
-        generate = stages.generate(ask, rollout.prices, rollout.layout)
+        generate = stages.generate(ask, self.sides.engines(rollout), rollout.layout)
         ideal_s = found.ideal_s.value + trainer.seconds + published.expected.value + handed.seconds.value
         return Placed(
             name="colocated",
@@ -176,7 +176,7 @@ class Placements:
             trainer=trainer,
             schedule=schedule,
             forecast=found,
-            generate=stages.generate(ask, rollout.prices, rollout.layout),
+            generate=stages.generate(ask, self.sides.engines(rollout), rollout.layout, schedule.depth),
             sync=published,
             switch=None,
             step_s=found.step_s,
@@ -321,8 +321,9 @@ class Placements:
     def _bound_s(self, name: str, rollout_gpus: int) -> float:
         """Without a tail: work of each side, and what the longest rollout leaves of k + 1 steps."""
         rollout, trainer = self.sides.rollout(rollout_gpus), self.sides.trainer(self.ask.gpus - rollout_gpus)
-        stage = stages.generate(self.ask, rollout.prices, rollout.layout)
-        work_s = stage.gpu_s.value / rollout.used
+        kind = name if self.ask.max_staleness else "disaggregated"
+        depth = self.schedule(kind).depth
+        work_s = ideal(self.ask.rollouts, self.sides.engines(rollout), depth).value
         longest = self.ask.lengths.longest(self.ask.groups, self.ask.group_size)
         alone_s = rollout.prices.alone_s(self.ask.prompt_tokens, round(longest))
         if name == "disaggregated":

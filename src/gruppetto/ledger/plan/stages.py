@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation import Engines, ideal
+from gruppetto.ledger.generation.bounds import decode_steps
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.lengths import Lengths
 from gruppetto.ledger.machines.engines import engine_model
@@ -54,14 +54,14 @@ def forward_flops(ask: Ask) -> Figure:
     return Figure(count * mean, "FLOP", text)
 
 
-def generate(ask: Ask, prices: EngineModel, layout: ServeLayout) -> Stage:
-    """Generation with every engine at its best rate all the time: the ideal that a tail, queues and waits add to."""
+def generate(ask: Ask, engines: Engines, layout: ServeLayout, batches: float = 1.0) -> Stage:
+    """Generation with every engine at its best rate all the time, which slots, KV and the rollouts of `batches` batches
+    at once allow: the ideal that a tail, queues and waits add to."""
     rollouts, count = ask.rollouts, ask.rollouts.count
-    area = ideal(rollouts, Engines(model=prices, count=1))
+    area, steps = ideal(rollouts, engines, batches), decode_steps(rollouts, engines, batches)
     flops = forward_flops(ask)
     kv = ask.model.kv_bytes_per_token(kv_element_bytes(ask.kv_dtype))
     weights = ask.model.weight_bytes(ask.serve_dtype)
-    steps = max(rollouts.tokens / prices.slots, rollouts.kv_steps / prices.kv_capacity if prices.kv_capacity else 0.0)
     read = steps * weights + rollouts.kv_steps * kv
     resident = count * ask.model.sequence_bytes(round(ask.sequence(ask.lengths.mean)), kv_element_bytes(ask.kv_dtype))
     return Stage(
@@ -74,9 +74,9 @@ def generate(ask: Ask, prices: EngineModel, layout: ServeLayout) -> Stage:
             f"{show_size(kv)} of KV",
         ),
         gpu_s=Figure(
-            area.value * layout.gpus,
+            area.value * engines.count * layout.gpus,
             "GPU-s",
-            f"{area.formula} x {layout.gpus} GPUs an engine",
+            f"{area.formula} x {engines.count * layout.gpus} GPUs",
             ask.efficiency.source("decode_bandwidth"),
         ),
         memory_bytes=Figure(
