@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gruppetto.cli.main import build_parser
 from gruppetto.cli.plan_arguments import ask_of, workload_of
+from gruppetto.cli.plan_numbers import read_numbers
 from gruppetto.cli.plan_simulated import simulated_s
 from gruppetto.ledger.plan.plan import plan
 
@@ -37,6 +38,7 @@ def main() -> None:
     for family in given.families.split(","):
         words = ["plan", *COMMANDS[family].split(), "--gpu", "h800", "--workload", family]
         args = build_parser().parse_args(words)
+        read_numbers(args)
         workload = workload_of(args)
         found = plan(ask_of(args, workload))
         for name, placed in found.placed.items():
