@@ -27,11 +27,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--deterministic", action="store_true", help="measure the engine as run.deterministic = true runs it"
     )
+    parser.add_argument("--engine", metavar="URL", help="try what a running SGLang or vLLM server can really do")
+    parser.add_argument(
+        "--load", metavar="FOLDER", help="with --engine: load this model's weights there, as a run does"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    if args.engine:
+        from gruppetto.cli.doctor_engine import try_engine
+
+        return try_engine(args.engine, args.load)
+    if args.load:
+        raise UserError(f"--load {args.load} without --engine has nowhere to go; write gruppetto doctor --engine URL …")
     if not args.profile:
         _refuse_alone(args)
         return _examine()

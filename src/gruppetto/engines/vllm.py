@@ -24,6 +24,8 @@ from gruppetto.engines.sglang import seed_of
 from gruppetto.errors import EngineError, UserError
 
 ID = "generate-tokens-"
+_SAME = 1e-4
+"""Logprobs that differ by less are taken to be of one temperature."""
 ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
 _METRICS = {
     "vllm:generation_tokens_total": "generated",
@@ -41,8 +43,13 @@ class _Span(msgspec.Struct):
     end: int
 
 
+class _Top(msgspec.Struct):
+    logprob: float
+
+
 class _Logprob(msgspec.Struct):
     logprob: float
+    top_logprobs: list[_Top] = []
 
 
 class _Logprobs(msgspec.Struct):
@@ -89,6 +96,7 @@ class VLLMWire(Wire):
         await self._look_inside()
         label = await self.version()
         made = await self._probe()
+        await self._check_logprobs()
         self._tracked = bool(made.spans)
         says = "choices[].weight_versions" if self._tracked else "not told: a pause ends requests"
         self.abilities.note("versions per token", self._tracked, says)
@@ -131,6 +139,29 @@ class VLLMWire(Wire):
             ) from None
         self.abilities.note("tokens in and out", True, "/inference/v1/generate")
         return _made(self._decoded(raw))
+
+    async def _check_logprobs(self) -> None:
+        """Raises `UserError` where `--logprobs-mode` is not the one that this run's sampling needs."""
+        told = self.settings
+        needed = "processed_logprobs" if told.temperature not in (0.0, 1.0) else "raw_logprobs"
+        if needed == "raw_logprobs" and not told.truncated:
+            return  # both are the same
+        best = [await self._best_logprob(temperature) for temperature in (1.0, 4.0)]
+        found = "raw_logprobs" if abs(best[0] - best[1]) < _SAME else "processed_logprobs"
+        self.abilities.note("logprobs", found == needed, found)
+        if found != needed:
+            raise UserError(
+                f"the vLLM server at {self.client.url} gives {found}; with rollout.temperature = {told.temperature:g} "
+                f"the trainer needs {needed}: start it with --logprobs-mode {needed}"
+            )
+
+    async def _best_logprob(self, temperature: float) -> float:
+        """Of the likeliest next token, as this server tells it at that temperature."""
+        sampling = {"max_tokens": 1, "temperature": temperature, "logprobs": 1, "seed": 1, "detokenize": False}
+        body = {"request_id": f"probe-{temperature}", "token_ids": [1], "sampling_params": sampling}
+        raw = await self.client.call("POST", "/inference/v1/generate", body, within_s=self.deadlines.call)
+        rows = self._decoded(raw).choices[0].logprobs
+        return max(top.logprob for row in (rows.content or [] if rows else []) for top in row.top_logprobs)
 
     async def version(self) -> str:
         try:

@@ -120,7 +120,7 @@ async def test_a_deadline_holds_for_the_whole_answer(answering):
                 await asyncio.sleep(0.01)
 
     client = await answering(handler)
-    with pytest.raises(Lost, match="within 0.3 s"):
+    with pytest.raises(Lost, match=r"within 0\.3 s"):
         await client.ask("GET", "/x", within_s=0.3)
 
 
