@@ -59,10 +59,11 @@ DEEPSEEK = Study(
     inputs=(
         Input(
             "set verl",
-            "engines at 21 % of a tuned one (no CUDA graphs), MFU 19 %, whole tensors made at 8.5 GB/s, switch 10 s",
+            "engines at 21 % of a tuned one (no CUDA graphs), MFU 19 %, whole tensors made at 8.5 GB/s, switch 10 s, "
+            "the optimizer on the host at 7 GB/s a node",
             "the page's MFU; checkpoint_engine/README.md; dynamic_schedule/README.md",
-            "2 of 2 rows: the engines' share by rollout seconds; MFU and rate are "
-            "published, but that forwards and the reshard run at them was chosen with the share in view (0.73 without)",
+            "2 of 2 rows, 2 constants: the engines' share by rollout seconds, the host's optimizer by the share "
+            "(0.74 at the default set's 27.5 GB/s)",
         ),
         Input("layouts, batch, cap, updates, reference", "as in the script", "run_deepseek671b_math_megatron_96gb.sh"),
         Input("lengths", "lognormal, mean 1,960, CV 1, cap 9,632; prompts of 200", "mean: the page; CV, prompt chosen"),
@@ -71,8 +72,8 @@ DEEPSEEK = Study(
     predict=_predict_deepseek,
     tolerance="share +-0.08; rollout seconds +-20 % (none is given)",
     rows=(fit(relative("rollout, seconds", 1050, 0.20)), fit(points("rollout share", 1050 / 1700, 0.08))),
-    says="Fitted: rollout seconds; in part, what everything else takes: two forward passes, training, the optimizer "
-    "on the host, resharding tensor by tensor, the switch.",
+    says="Fitted: rollout seconds, and what everything else takes: two forward passes, training, the optimizer on the "
+    "host, resharding tensor by tensor, the switch.",
 )
 
 # -- DeepSeek-R1-Zero --------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ ZERO = Study(
     predict=lambda: {"cycle, seconds": zero_s(6000)},
     tolerance="factor 1.5",
     rows=(times("cycle, seconds", 198 * 3600 / 10_400 * 16, 1.5),),
-    says="Predicted, with a chosen mean length: with 4,000 tokens a cycle takes 661 s, too few, with 8,000 977 s.",
+    says="Predicted, with a chosen mean length: with 4,000 tokens a cycle takes 638 s, too few, with 8,000 1,058 s.",
 )  # fmt: skip
 
 # -- NeMo-RL, Qwen3-30B-A3B --------------------------------------------------------------------------------------------
@@ -173,8 +174,7 @@ NEMO = Study(
         fit(relative("tokens/s a GPU", 1102, 0.25)),
         counts(relative("tokens/s a GPU at the published step", 1102, 0.05)),
     ),
-    says="Fitted: the step, and with it tokens/s. Arithmetic: that the page's own figures agree (within "
-    "3.1 %).",
+    says="Fitted: the step, and with it tokens/s. Arithmetic: that the page's own figures agree (within 3.1 %).",
 )
 
 # -- 8K tokens each, by hand -------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ HAND = Study(
         counts(relative("training, seconds", 127, 0.10)),
         counts(between("rollout share", 0.58, 0.65, 0.06)),
     ),
-    says="Arithmetic: constants as by hand. Attention counts here, which the hand leaves out: forward and training are 6 to "
-    "8 % longer.",
+    says="Arithmetic: constants as by hand. Attention counts here, which the hand leaves out: forward and training are "
+    "6 to 8 % longer.",
 )
 
 # -- verl, GPUs lent ---------------------------------------------------------------------------------------------------
