@@ -13,7 +13,8 @@ class Scripted:
     def __init__(self):
         self.mode = "answer"
         self.gate = asyncio.Event()
-        self.seen, self.left, self.calls = [], [], []
+        self.seen, self.left, self.ended, self.calls = [], [], [], []
+        self.think_s = None
         self.slots, self.kv_capacity, self.usage = 64, 0, 0.1
         self.version = "v0"
         self.bad = {}
@@ -75,6 +76,9 @@ class Scripted:
             request.transport.abort()
             return web.Response()
         meta = {"id": body.get("rid"), "finish_reason": {"type": "stop"}, "completion_tokens": 7, "cached_tokens": 0}
+        if self.think_s is not None:
+            await asyncio.sleep(self.think_s())
+        self.ended.append(body.get("rid"))
         said = {"text": self.url, "output_ids": [1] * 7, "meta_info": meta}
         if not body.get("stream"):
             return web.json_response(said)

@@ -209,6 +209,19 @@ async def test_an_engine_that_restarts_with_old_weights_stays_out(open_front):
     await until(lambda: state(front, a) is State.UP)
 
 
+async def test_without_a_label_an_engine_that_restarts_waits_for_the_next_update(open_front):
+    front, http, (a, _) = await open_front(2)
+    assert (await post(http, "/update_weights_from_disk", {"model_path": "p"}))[0] == 200
+    await a.stop()
+    await until(lambda: state(front, a) is State.FENCED)
+    await a.start()
+    await until(lambda: "whose version was not named" in front.fleet.engines[a.url].why)
+    await asyncio.sleep(0.3)
+    assert state(front, a) is State.FENCED
+    assert (await post(http, "/update_weights_from_disk", {"model_path": "p"}))[0] == 200
+    await until(lambda: state(front, a) is State.UP)
+
+
 async def test_an_update_in_parts_that_one_engine_breaks_off(open_front):
     front, http, (a, b) = await open_front(2)
     b.version = "v2"

@@ -105,6 +105,8 @@ class Fleet:
         self.closed = False
         self.retries = self.refused = self.failed = self.finished = 0
         self._tick_at = 0.0
+        self.late_at = float("-inf")
+        """When this process was last seen to be late."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from gruppetto.engines.router import control, forward, info
 from gruppetto.engines.router.access import Level, authorise
 from gruppetto.engines.router.fleet import Fleet
 from gruppetto.engines.router.settings import RouteSettings
-from gruppetto.engines.router.watch import watch
+from gruppetto.engines.router.watch import beat, watch
 from gruppetto.engines.serve.refusal import Refusal, json_response
 from gruppetto.errors import GruppettoError, UserError
 
@@ -98,6 +98,7 @@ class Front:
         for url in settings.engines:
             self.fleet.add(url)
         self._runners: list[web.ServerRunner] = []
+        self._beat: asyncio.Task[None] | None = None
         self.port = 0
         self.control_port: int | None = None
 
@@ -109,6 +110,7 @@ class Front:
         if self.settings.control_port is not None:
             levels = {Level.OPEN, Level.CONTROL}
             self.control_port = await self._listen(levels, self.settings.control_port, "--control-port")
+        self._beat = asyncio.ensure_future(beat(self.fleet))
         for served in list(self.fleet.engines.values()):
             self.fleet.start_watching(served)
 
@@ -152,7 +154,8 @@ class Front:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DRAIN_S):
                     await fleet.idle.wait()
-        watching = [served.watch for served in fleet.engines.values() if served.watch is not None]
+        tasks = [self._beat, *(served.watch for served in fleet.engines.values())]
+        watching = [task for task in tasks if task is not None]
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)

@@ -1,6 +1,7 @@
 """One engine as the router sees it: what runs there, what it may hold, how fast it is.
 
-Its figures are sums that every change keeps up; a request of an earlier life of the engine (`epoch`) changes nothing.
+Its figures are sums that every change keeps up. An engine that is gone has `epoch` 0, by which sessions that still
+point at it know.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Seat:
 
     def take(self, ticket: Ticket, now: float, cached: int) -> None:
         """It runs here from now on."""
-        ticket.place, ticket.seat, ticket.epoch = Place.PLACED, self, self.epoch
+        ticket.place, ticket.seat = Place.PLACED, self
         ticket.placed_at, ticket.cached = now, cached
         self.live[ticket.number] = ticket
         self.rows += ticket.ask.rows
@@ -107,8 +108,8 @@ class Seat:
         self._push_out()
 
     def give_up(self, ticket: Ticket) -> bool:
-        """It runs here no longer. False where it was not of this life of the engine."""
-        if ticket.epoch != self.epoch or self.live.pop(ticket.number, None) is None:
+        """It runs here no longer. False where it did not: an engine that comes back is another `Seat`."""
+        if self.live.pop(ticket.number, None) is None:
             return False
         self.rows -= ticket.ask.rows
         self.expected = max(0.0, self.expected - ticket.expected)

@@ -62,7 +62,6 @@ class Ticket:
     """Tokens that its session is believed to make still, in this turn and all later ones."""
     place: Place = Place.WAITING
     seat: Seat | None = None
-    epoch: int = 0
     placed_at: float = 0.0
     made: float = 0.0
     expected: float = 0.0

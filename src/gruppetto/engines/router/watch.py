@@ -18,15 +18,27 @@ from gruppetto.engines.router.fleet import Fleet, Served, State
 from gruppetto.engines.router.http1 import Broken, Head
 from gruppetto.engines.router.upstream import NotSent
 
+_BEAT_S = 0.2
+_LATE_S = 0.5
 _JSON = b"Content-Type: application/json\r\n"
 
 
 class _Missed(Exception):
-    """A look that was not passed. `refused`: nobody listens there."""
+    """A look that was not passed. `refused`: nobody listens there. `late`: no answer, but this process was too busy to
+    have seen one."""
 
-    def __init__(self, why: str, *, refused: bool = False) -> None:
+    def __init__(self, why: str, *, refused: bool = False, late: bool = False) -> None:
         super().__init__(why)
-        self.refused = refused
+        self.refused, self.late = refused, late
+
+
+async def beat(fleet: Fleet) -> None:
+    """Notes when this process itself is late, so that engines are not blamed for it."""
+    while True:
+        due = now() + _BEAT_S
+        await asyncio.sleep(_BEAT_S)
+        if now() - due > _LATE_S:
+            fleet.late_at = now()
 
 
 async def watch(fleet: Fleet, served: Served) -> None:
@@ -44,7 +56,8 @@ async def watch(fleet: Fleet, served: Served) -> None:
             if served.state in (State.JOINING, State.FENCED):
                 await _right_weights(fleet, served)
         except _Missed as missed:
-            _failed(fleet, served, missed)
+            if not missed.late:
+                _failed(fleet, served, missed)
         else:
             await _passed(fleet, served)
         fleet.tick()
@@ -54,7 +67,9 @@ async def watch(fleet: Fleet, served: Served) -> None:
         await asyncio.sleep(rules.load_s)
 
 
-async def _call(served: Served, method: str, target: str, within_s: float, body: bytes = b"") -> tuple[Head, bytes]:
+async def _call(
+    fleet: Fleet, served: Served, method: str, target: str, within_s: float, body: bytes = b""
+) -> tuple[Head, bytes]:
     try:
         lines = served.upstream.key_line + (_JSON if body else b"")
         return await served.upstream.call(method, target, body, within_s=within_s, lines=lines)
@@ -63,11 +78,12 @@ async def _call(served: Served, method: str, target: str, within_s: float, body:
     except Broken as error:
         raise _Missed(f"{target}: {error}") from None
     except TimeoutError:
-        raise _Missed(f"{target}: no answer within {within_s:g} s") from None
+        late = now() - fleet.late_at < within_s + _LATE_S
+        raise _Missed(f"{target}: no answer within {within_s:g} s", late=late) from None
 
 
 async def _health(fleet: Fleet, served: Served) -> None:
-    head, _ = await _call(served, "GET", "/health", fleet.settings.health.timeout_s)
+    head, _ = await _call(fleet, served, "GET", "/health", fleet.settings.health.timeout_s)
     if head.status != 200:
         raise _Missed(f"/health answers {head.status}")
 
@@ -76,14 +92,14 @@ async def _load(fleet: Fleet, served: Served) -> None:
     """Its load, where it tells: SGLang's `/v1/loads`, else vLLM's gauges."""
     within_s = fleet.settings.health.load_timeout_s
     if served.loads:
-        head, body = await _call(served, "GET", "/v1/loads?include=core", within_s)
+        head, body = await _call(fleet, served, "GET", "/v1/loads?include=core", within_s)
         if head.status == 200 and (reading := sglang_reading(body, now())) is not None:
             fleet.read(served, reading)
             return
         if head.status in (404, 405):
             served.loads = False
         return
-    head, body = await _call(served, "GET", "/metrics", within_s)
+    head, body = await _call(fleet, served, "GET", "/metrics", within_s)
     if head.status == 200 and (reading := vllm_reading(body.decode(errors="replace"), now())) is not None:
         fleet.read(served, reading)
 
@@ -96,7 +112,7 @@ async def _right_weights(fleet: Fleet, served: Served) -> None:
     if served.torn:
         raise _Missed("it has a part of an update only; update its weights again, or restart it")
     if fleet.version is not None:
-        head, body = await _call(served, "GET", "/model_info", fleet.settings.health.load_timeout_s)
+        head, body = await _call(fleet, served, "GET", "/model_info", fleet.settings.health.load_timeout_s)
         found = _field(body, "weight_version") if head.status == 200 else None
         if found != fleet.version:
             served.missed = True
@@ -106,7 +122,7 @@ async def _right_weights(fleet: Fleet, served: Served) -> None:
         raise _Missed("it has not had the weights that the others have, whose version was not named; update them again")
     if fleet.paused is not None:
         body = msgspec.json.encode({"mode": fleet.paused})
-        await _call(served, "POST", "/pause_generation", fleet.settings.health.timeout_s, body)
+        await _call(fleet, served, "POST", "/pause_generation", fleet.settings.health.timeout_s, body)
 
 
 def _failed(fleet: Fleet, served: Served, missed: _Missed) -> None:
