@@ -361,3 +361,14 @@ def test_the_usual_change_of_a_step_depends_on_the_kind_of_model(name, share):
     ask = asked(model=model_of(name))
     assert ask.changed == share
     assert replace(ask, density=0.3).changed == 0.3
+
+
+@pytest.mark.parametrize("name", ["colocated", "async"])
+def test_json_has_what_a_layout_costs_and_the_drawn_step_has_no_gap(name):
+    ask = asked(train=TrainLayout(tp=2, pp=2, shard="optimizer"), critic=True, placements=(name,))
+    one = as_json(plan(ask))["placements"][name]
+    assert one["beside_training"]["pipeline bubble"]["value"] > 0
+    assert one["seats"]["critic"] == {"bytes": pytest.approx(one["seats"]["critic"]["bytes"]), "resident": True}
+    assert max(span["end_s"] for span in one["timeline"]) == pytest.approx(one["step_s"], rel=1e-6)
+    assert "pipeline bubble" in {span["stage"] for span in one["timeline"]}
+    assert {"trainer critic"} <= set().union(*(phase["owners"] for phase in one["memory"]))

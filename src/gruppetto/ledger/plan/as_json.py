@@ -205,6 +205,8 @@ def _placed(plan: Plan, placed: Placed) -> Json:
         "staleness": placed.staleness.value,
         "timeline": spans(placed),
         "losses": [asdict(item) for item in items],
+        "beside_training": {cost.name: _figure(cost.seconds) for cost in placed.trainer.costs},
+        "seats": {seat.name: {"bytes": seat.held.value, "resident": seat.resident} for seat in placed.trainer.seats},
         "layouts": _layouts(placed),
         "layouts_considered": _considered(placed),
         "memory": memory(placed, plan.ask.gpu.memory),

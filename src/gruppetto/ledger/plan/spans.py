@@ -38,9 +38,11 @@ def _generation(placed: Placed, lane: str) -> list[Span]:
 
 
 def _learning(placed: Placed, seconds: float) -> list[tuple[str, float]]:
-    """The trainer's stages, scaled to the seconds of them that are seen."""
+    """The trainer's stages and what its layout takes beside them, scaled to the seconds of them that are seen."""
     whole = max(placed.trainer.seconds, 1e-12)
-    return [(stage.name, spent / whole * seconds) for stage, spent in placed.trainer.stages]
+    found = [(stage.name, spent) for stage, spent in placed.trainer.stages]
+    found += [(cost.name, cost.seconds.value) for cost in placed.trainer.costs]
+    return [(name, spent / whole * seconds) for name, spent in found]
 
 
 def _together(placed: Placed) -> list[Span]:
