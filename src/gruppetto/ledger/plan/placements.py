@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected, ideal
+from gruppetto.ledger.generation.spread import together_s
 from gruppetto.ledger.plan import stages
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.sides import RolloutSide, Sides
@@ -290,7 +291,13 @@ class Placements:
             self.place_or_say(name)
         kind = "async" if name == "elastic" and self.ask.max_staleness else name
         kind = "disaggregated" if kind == "elastic" else kind
-        return min(ranked[:TRIED], key=lambda count: self._apart(kind, count).step_s.value)
+        found = ranked[0]
+        for count in ranked[1:TRIED]:
+            step_s = self._apart(kind, found).step_s.value
+            may_win = kind == "disaggregated" or self._bound_s(name, count) < step_s  # async's bound is one
+            if may_win and self._apart(kind, count).step_s.value < step_s:
+                found = count
+        return found
 
     def _promising(self, name: str) -> list[int]:
         """Of few splits all; of many every fourth, and what lies between the best of them and its neighbours: the bound
@@ -319,16 +326,16 @@ class Placements:
         )
 
     def _bound_s(self, name: str, rollout_gpus: int) -> float:
-        """Without a tail: work of each side, and what the longest rollout leaves of k + 1 steps."""
+        """Work of each side, and what the longest rollout of a batch, among the others, leaves of k + 1 steps."""
         rollout, trainer = self.sides.rollout(rollout_gpus), self.sides.trainer(self.ask.gpus - rollout_gpus)
         kind = name if self.ask.max_staleness else "disaggregated"
         depth = self.schedule(kind).depth
-        work_s = ideal(self.ask.rollouts, self.sides.engines(rollout), depth).value
-        longest = self.ask.lengths.longest(self.ask.groups, self.ask.group_size)
-        alone_s = rollout.prices.alone_s(self.ask.prompt_tokens, round(longest))
+        engines = self.sides.engines(rollout)
+        work_s = ideal(self.ask.rollouts, engines, depth).value
+        longest_s = together_s(self.ask.rollouts, engines)
         if name == "disaggregated":
-            return max(work_s, alone_s) + trainer.seconds / 2
-        return max(work_s, trainer.seconds, alone_s / (self.ask.max_staleness + 1))
+            return max(work_s, longest_s) + trainer.seconds / 2
+        return max(work_s, trainer.seconds, longest_s / (self.ask.max_staleness + 1))
 
 
 def _guests(trainer: TrainerSide) -> list[tuple[str, float, float]]:
