@@ -24,7 +24,7 @@ from gruppetto.checkpoint import Checkpoints
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine
 from gruppetto.errors import RunError
-from gruppetto.evaluation import Evaluator
+from gruppetto.evaluation import EvalResult, Evaluator
 from gruppetto.publishing import Publisher
 from gruppetto.record.base import Recorder
 from gruppetto.record.bounds import RateModel
@@ -276,7 +276,7 @@ class Controller:
         if not self.stages.loop.pool.colocated:
             await self.stages.loop.park_all()
         begin = now()
-        result = await self._unless_stopped(self.stages.evaluator.run(self.version, await self._up_to_date()))
+        result = await self._unless_stopped(self._ask_evaluator(self.stages.evaluator))
         self._evaluated_at = self.version
         self._event("eval", **asdict(result))
         return {
@@ -285,6 +285,19 @@ class Controller:
             "eval/tokens/mean": result.mean_tokens,
             "time/eval_s": now() - begin,
         }
+
+    async def _ask_evaluator(self, evaluator: Evaluator) -> EvalResult:
+        """Asked again when all its engines died and some came back."""
+        while True:
+            engines = await self._up_to_date()
+            try:
+                return await evaluator.run(self.version, engines, self.stages.loop.engine_lost)
+            except RunError:
+                if self._publisher.serving():
+                    raise
+                await self._publisher.settled()
+                if not self._publisher.serving():
+                    raise
 
     async def _up_to_date(self) -> list[Engine]:
         """Engines that serve the newest weights; where none does (each rollout keeps its version), one takes them."""

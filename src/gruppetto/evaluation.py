@@ -7,7 +7,7 @@ counted as failed, never as wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,10 +55,15 @@ class Evaluator:
             seed=seed_for(settings.seed, "eval"),
         )
 
-    async def run(self, version: int, engines: Sequence[Engine]) -> EvalResult:
-        """Generates and scores all tasks. Raises `RunError` if the weights changed meanwhile, or no engine is left."""
+    async def run(
+        self, version: int, engines: Sequence[Engine], lost: Callable[[str, str], None] | None = None
+    ) -> EvalResult:
+        """Generates and scores all tasks; `lost(engine, why)` is told of each engine that dies in it. Raises `RunError`
+        if the weights changed meanwhile, or no engine is left."""
         source = _Once(self._tasks)
         loop = RolloutLoop(self._settings, Composed("sync"), engines, self._reward, source, NullRecorder())
+        if lost is not None:
+            loop.losses.recover = lambda engine: lost(engine, loop.losses.last) is not None
         try:
             answered = [member for group in await loop.next_batch() for member in group.members]
         finally:

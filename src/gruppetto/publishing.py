@@ -27,6 +27,10 @@ class Publisher:
         stages.loop.losses.recover = self._readmission.lost
         stages.loop.updater = self.update
 
+    async def settled(self) -> None:
+        """Waits until every engine that was lost is back or given up."""
+        await self._readmission.settled()
+
     async def close(self) -> None:
         """Nobody is brought back any more."""
         await self._readmission.close()
@@ -41,7 +45,7 @@ class Publisher:
         mode: PauseMode = "abort" if self._stages.loop.pool.colocated else "keep"
         if await self._to_those_left([engine.name for engine in self.serving()], version, mode):
             return
-        await self._readmission.settled()  # those that come back have taken it
+        await self.settled()  # those that come back have taken it
         if not self.serving():
             raise RunError(f"no engine is left to take weights version {version}")
 

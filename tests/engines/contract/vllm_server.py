@@ -75,7 +75,8 @@ class SharedVLLM:
             state = self.folder / "vllm.json"
             found = json.loads(state.read_text()) if state.exists() else None
             if found is None or not healthy(found["url"]):
-                state.write_text(json.dumps({"url": self._start(model)}))
+                url = self._start(model)
+                state.write_text(json.dumps({"url": url, "pid": self._started.pid}))
             yield json.loads(state.read_text())["url"]
 
     def _start(self, model):
@@ -96,6 +97,17 @@ class SharedVLLM:
         """Ends it, if it was started by this process."""
         if self._started is not None:
             with self.alone():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._started.pid, 9)
+                self._kill(self._started.pid)
                 self._started.wait()
+
+    def end(self):
+        """Ends it, whoever started it, for a test that needs the room; the lock is held."""
+        state = self.folder / "vllm.json"
+        if state.exists():
+            self._kill(json.loads(state.read_text())["pid"])
+            state.unlink()
+
+    @staticmethod
+    def _kill(group):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, 9)
