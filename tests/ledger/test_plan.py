@@ -372,3 +372,18 @@ def test_json_has_what_a_layout_costs_and_the_drawn_step_has_no_gap(name):
     assert max(span["end_s"] for span in one["timeline"]) == pytest.approx(one["step_s"], rel=1e-6)
     assert "pipeline bubble" in {span["stage"] for span in one["timeline"]}
     assert {"trainer critic"} <= set().union(*(phase["owners"] for phase in one["memory"]))
+
+
+def test_a_simulated_run_is_never_staler_than_the_plan_says(tmp_path):
+    from gruppetto.config.loader import load
+    from gruppetto.ledger.plan.written import run_toml
+    from gruppetto.record.explain.read import read_run
+    from gruppetto.sim.simulate import simulate
+
+    found = plan(asked(gpus=4, groups=16, lengths=lengths_of(1000, 1.0, 4000), max_staleness=2, placements=("async",)))
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(found, found.chosen), "utf-8")
+    given = ["run.steps=8", f"run.dir={tmp_path}", "log.rollouts=false"]
+    rows = read_run(simulate(load([str(file)], given))).rows[3:]
+    ages = [row["staleness/mean"] for row in rows]
+    assert 0 < max(ages) <= found.chosen.staleness.value == 2
