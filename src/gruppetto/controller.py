@@ -111,6 +111,8 @@ class Controller:
         self._weights = asyncio.Lock()
         """Held while weights change or are read."""
         self._publisher = Publisher(stages, self._weights)
+        if stages.evaluator is not None:
+            stages.evaluator.lost = stages.loop.engine_lost
         self._evaluated_at = -1
 
     @property
@@ -291,7 +293,7 @@ class Controller:
         while True:
             engines = await self._up_to_date()
             try:
-                return await evaluator.run(self.version, engines, self.stages.loop.engine_lost)
+                return await evaluator.run(self.version, engines)
             except RunError:
                 if self._publisher.serving():
                     raise

@@ -43,6 +43,8 @@ class Evaluator:
     def __init__(self, tasks: Sequence[Task], settings: LoopSettings, temperature: float, reward: Reward) -> None:
         self._tasks = list(tasks)
         self._reward = reward
+        self.lost: Callable[[str, str], None] = lambda engine, why: None
+        """Told of each engine that dies in an evaluation, and why."""
         self._settings = replace(
             settings,
             batch_groups=len(self._tasks),
@@ -55,15 +57,11 @@ class Evaluator:
             seed=seed_for(settings.seed, "eval"),
         )
 
-    async def run(
-        self, version: int, engines: Sequence[Engine], lost: Callable[[str, str], None] | None = None
-    ) -> EvalResult:
-        """Generates and scores all tasks; `lost(engine, why)` is told of each engine that dies in it. Raises `RunError`
-        if the weights changed meanwhile, or no engine is left."""
+    async def run(self, version: int, engines: Sequence[Engine]) -> EvalResult:
+        """Generates and scores all tasks. Raises `RunError` if the weights changed meanwhile, or no engine is left."""
         source = _Once(self._tasks)
         loop = RolloutLoop(self._settings, Composed("sync"), engines, self._reward, source, NullRecorder())
-        if lost is not None:
-            loop.losses.recover = lambda engine: lost(engine, loop.losses.last) is not None
+        loop.losses.recover = lambda engine: self.lost(engine, loop.losses.last) is not None
         try:
             answered = [member for group in await loop.next_batch() for member in group.members]
         finally:
