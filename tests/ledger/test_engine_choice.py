@@ -106,3 +106,10 @@ def test_what_a_search_assumes_is_the_efficiencys():
     dear = replace(ask, efficiency=DEFAULT.but(all_reduce_s=1e-3))
     wide, narrow = (Sides(one).rollout(32).layout.gpus for one in (free, dear))
     assert wide > narrow
+
+
+def test_a_split_is_chosen_for_the_longest_of_a_batch_among_the_others():
+    ask = asked("DeepSeek-V3", "h200", 128, 128, 8, 4096, serve_dtype="fp8", placements=("async",))
+    chosen = Placements(ask).place("async")
+    others = [Placements(replace(ask, split=split)).place("async") for split in ((24, 104), (40, 88), (80, 48))]
+    assert chosen.step_s.value <= 1.02 * min(one.step_s.value for one in others)

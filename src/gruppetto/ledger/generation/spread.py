@@ -42,8 +42,7 @@ def spread_s(rollouts: Rollouts, engines: Engines, rows: int) -> float:
     width = rows * mean + 8 * float(np.sqrt(rows * (share @ own**2))) + 2 * float(own[-1])
     edges = np.unique(np.concatenate([np.linspace(0, len(grid) - 1, _LEVELS).astype(int), [len(grid) - 2]]))
     ended = _below_by_level(own, share, edges, rows, width)
-    live = rows * rollouts.lengths.mean / rollouts.lengths.longest(rollouts.groups, rollouts.group_size)
-    step = engines.model.base_s + engines.model.read_s(max(1.0, live))
+    step = _bare_step_s(rollouts, engines, rows)
     times = np.linspace(0.0, step * grid[-1] + width, 3 * _CELLS)
     cells = (np.arange(_CELLS) + 0.5) * width / _CELLS
     spread, level = np.zeros(len(times)), np.zeros(len(times))
@@ -65,6 +64,21 @@ def own_s(rollouts: Rollouts, engines: Engines, tokens: float) -> float:
     import numpy as np
 
     return float(_own_s(rollouts, engines, np.array([tokens]))[0])
+
+
+def together_s(rollouts: Rollouts, engines: Engines) -> float:
+    """T with the longest of a batch and the mean load, every rollout live from the start. Seconds; a floor where slots
+    or KV let some wait."""
+    rows = rollouts.count / engines.count
+    longest = rollouts.lengths.longest(rollouts.groups, rollouts.group_size)
+    return _bare_step_s(rollouts, engines, rows) * longest + rows * own_s(rollouts, engines, rollouts.lengths.mean)
+
+
+def _bare_step_s(rollouts: Rollouts, engines: Engines, rows: float) -> float:
+    """base + read: of a decode step, whatever rows and KV add."""
+    longest = rollouts.lengths.longest(rollouts.groups, rollouts.group_size)
+    live = min(engines.model.slots, rows * rollouts.lengths.mean / longest)
+    return engines.model.base_s + engines.model.read_s(max(1.0, live))
 
 
 def _own_s(rollouts: Rollouts, engines: Engines, tokens: NDArray[Any]) -> NDArray[Any]:
