@@ -1,7 +1,5 @@
 """Weights into engines in processes of their own, behind `gruppetto serve`."""
 
-import signal
-
 import aiohttp
 import pytest
 import torch
@@ -9,6 +7,7 @@ from engines.serve.conftest import serving
 from transformers import AutoModelForCausalLM
 
 from gruppetto.errors import EngineError
+from gruppetto.weights.channels.feed import Plain
 from gruppetto.weights.channels.port import RemotePort
 from gruppetto.weights.publish import PublishSettings, TwoPhase
 
@@ -38,8 +37,8 @@ class Far:
 @pytest.fixture(scope="module")
 def served(tiny_model):
     sizes = (str(tiny_model), "--slots", "2", "--context", "64", "--skip-tokenizer-init")
-    with serving(*sizes) as one, serving(*sizes) as two:
-        yield one, two
+    with serving(*sizes) as one, serving(*sizes) as two, serving(*sizes) as three:
+        yield one, two, three
 
 
 @pytest.fixture
@@ -57,9 +56,9 @@ def step(model, seed: int) -> None:
 async def test_two_processes_take_each_version_over_each_channel_and_a_killed_one_is_left_behind(
     served, model, tmp_path
 ):
-    (url, _), (other_url, other) = served
-    pair = [Far("one", url), Far("two", other_url)]
-    for far in pair:
+    (url, _), (second_url, second), (third_url, third) = served
+    pair, last = [Far("one", url), Far("two", second_url)], Far("three", third_url)
+    for far in (*pair, last):
         assert (await far.post("/pause_generation", mode="in_place"))[0] == 200
     version = 0
     for channel, mode in (("shm", "full"), ("shm", "delta"), ("disk", "full"), ("gloo", "full"), ("gloo", "delta")):
@@ -83,18 +82,34 @@ async def test_two_processes_take_each_version_over_each_channel_and_a_killed_on
         want = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)[0, 3:].tolist()
     assert answer["output_ids"] == want
     await pair[0].post("/pause_generation", mode="in_place")
-    other.send_signal(signal.SIGKILL)
-    other.wait()
-    step(model, 99)
-    with pytest.raises(EngineError, match="engine two"):
-        await publish.publish(version + 1, model.state_dict().items(), pair)
-    assert pair[0].version == version + 1
-    assert (await RemotePort(pair[0]).state()).version == version + 1
-    assert list(publish.fenced) == ["two"]
+    for channel, victim, process in (("shm", pair[1], second), ("gloo", last, third), ("shm", last, third)):
+        version += 1  # killed in the middle of a transfer; in the end, gone before one begins
+        step(model, version)
+        publish = TwoPhase(PublishSettings(channel=channel, bucket_bytes=1 << 18, deadline_s=10))
+        with pytest.raises(EngineError, match=f"engine {victim.name}"):
+            await publish.publish(version, Kills(model.state_dict().items(), process), [pair[0], victim])
+        assert pair[0].version == version
+        assert (await RemotePort(pair[0]).state()).version == version
+        assert list(publish.fenced) == [victim.name]
+
+
+class Kills(Plain):
+    """A source that kills a process once half of the tensors are on their way."""
+
+    def __init__(self, tensors, process) -> None:
+        super().__init__(tensors)
+        self.process, self.left = process, len(self.specs()) // 2
+
+    def fill(self, spec, target, progress):
+        self.left -= 1
+        if not self.left:
+            self.process.kill()
+            self.process.wait()
+        return super().fill(spec, target, progress)
 
 
 async def test_a_running_server_and_a_strange_offer_are_refused(served, model):
-    (url, _), _ = served
+    (url, _), _, _ = served
     far = Far("one", url)
     await far.post("/continue_generation")
     publish = TwoPhase(PublishSettings(deadline_s=5))

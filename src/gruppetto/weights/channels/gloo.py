@@ -8,7 +8,6 @@ trainer gives up, the others get an error, at the latest after the deadline.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +63,8 @@ class GlooSink(Sink):
     def filled(self, plan: BucketPlan, end: int) -> None:
         if end == plan.num_bytes:
             at = plan.index % BUFFERS
+            if self._group is None:
+                raise SinkError("gloo: the publish was given up")
             self._sending[at] = _broadcast(self._group, self._buffers[at][: plan.num_bytes])
 
     def finish(self) -> None:
@@ -74,10 +75,10 @@ class GlooSink(Sink):
         self._gone.add(engine)
 
     def close(self) -> None:
+        """The group's end closes its connections, which engines notice; torch's `abort` would leave them waiting."""
         self._closed = True
-        if self._group is not None:
-            with contextlib.suppress(RuntimeError):
-                self._group.abort()
+        self._sending = [None] * BUFFERS
+        self._group = None
 
     def _meet(self) -> None:
         """All engines have reported, or nobody goes."""
@@ -97,11 +98,17 @@ class GlooSink(Sink):
 
     def _wait(self, at: int) -> None:
         work, self._sending[at] = self._sending[at], None
-        if work is not None:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise SinkError(f"gloo: the broadcast broke: {_first_line(error)}") from None
+        if work is None:
+            return
+        try:
+            work.wait()
+        except RuntimeError as error:
+            why = _first_line(error)
+        else:
+            return
+        finally:
+            del work  # else the exception's traceback would keep it, it the group, and the group its connections
+        raise SinkError(f"gloo: the broadcast broke: {why}")
 
 
 class GlooStream:
@@ -140,8 +147,7 @@ class GlooStream:
         return _broadcast(self._group, self._buffers[index % BUFFERS][: self._plans[index].num_bytes])
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._group.abort()
+        self._group = None
 
 
 def _store(host: str, deadline_s: float) -> Any:
@@ -172,4 +178,6 @@ def _pause() -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What gloo says, without its source file and its advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rpartition(".cc:")[2].partition("] ")[2].partition(". This")[0] or lines[0]

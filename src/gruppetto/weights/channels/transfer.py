@@ -100,7 +100,7 @@ async def _once(
             result.sent = await asyncio.shield(pumping)
         except SinkError as error:
             broken = error
-            sink.close()
+            await asyncio.to_thread(sink.close)
             _blame(error, asking, ports, result)
         await _ended(asking, ports, result, deadline_s)
         if broken is not None and not result.failed:
@@ -108,7 +108,7 @@ async def _once(
     finally:
         for task in asking:
             task.cancel()
-        sink.close()
+        await asyncio.to_thread(sink.close)
         with contextlib.suppress(Exception, asyncio.CancelledError):
             await pumping
         await asyncio.gather(*asking, return_exceptions=True)
