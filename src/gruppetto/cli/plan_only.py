@@ -103,6 +103,10 @@ def _rollout_gpus(ask: Ask) -> int:
     return ask.gpus if ask.split is None else ask.split[0]
 
 
+def _saved(seconds: float) -> str:
+    return f"saves {show_seconds(seconds)}" if seconds >= 0 else f"slower than a full sync by {show_seconds(-seconds)}"
+
+
 def _sync(ask: Ask, args: argparse.Namespace, found: dict[str, Figure]) -> Iterator[str]:
     train, serve, said = _layouts(ask)
     engines = max(1, _rollout_gpus(ask) // serve.gpus)
@@ -128,8 +132,8 @@ def _sync(ask: Ask, args: argparse.Namespace, found: dict[str, Figure]) -> Itera
     less = delta(ask.model, train, one, density=ask.changed, efficiency=ask.efficiency)
     found |= {"delta": less.payload, "delta_expected": less.expected, "delta_saved": less.saved}
     yield (
-        f"As a delta of {ask.changed:.3g} of the weights ({less.encoding}): {show_size(less.payload.value)}, "
-        f"{show_seconds(less.expected.value)}; saves {show_seconds(less.saved.value)}; a full sync is faster from "
+        f"As a delta of {ask.changed * 100:.3g} % of the weights ({less.encoding}): {show_size(less.payload.value)}, "
+        f"{show_seconds(less.expected.value)}; {_saved(less.saved.value)}; a full sync is faster from "
         f"{less.break_even_seconds.value:.2%} on"
     )
     yield from _share(args, one.expected)
