@@ -107,7 +107,8 @@ LAYERED = Schedule(stream=True, count_kv=True, probes=True)
 
 
 def asynchronous(max_staleness: int = 1, depth: float | None = None, *, colocated: bool = False) -> Schedule:
-    """`layered` with staleness k >= 1. `depth`: 2 without a value: with less, sides that take equally long wait for each other."""
+    """`layered` with staleness k >= 1. `depth`: 2 without a value: with less, sides that take equally long wait for
+    each other."""
     if max_staleness < 1:
         raise UserError(
             f"max_staleness = {max_staleness}: asynchronous starts at 1; write 1, or ask for a synchronous one"
