@@ -50,8 +50,8 @@ def test_a_file_without_efficiency_has_none(tmp_path):
         ("train = true", "plain number"),
         ('train = "0.4"', "plain number"),
         ("train = nan", "plain number"),
-        ("train = 1.5", "at most at 1"),
-        ("gather = 0.0", "above 0"),
+        ("train = 1.5", "to 1; write train=0.5"),
+        ("gather = 0.0", "1000 or more"),
     ],
 )
 def test_a_wrong_figure_is_refused(tmp_path, line, says):
