@@ -5,7 +5,7 @@ answer at once show what a router costs; simulated engines (slots, decode steps,
 heavy-tailed load of sessions with tool calls show what its placing is worth; SGLang's policies are all tried, and the
 best of them is the one compared with.
 
-    python benchmarks/router.py [--only rate,library,tail,streams] [--rounds 3] [--sglang-python PYTHON] [--json FILE]
+    python benchmarks/router.py [--only rate,library,tail,ample,streams] [--rounds 3] [--sglang-python PYTHON] [--json FILE]
 
 PYTHON is one that has sglang-router; without it, it is installed into a temporary environment.
 
@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,10 +155,10 @@ def _library_us(seed: int, num_engines: int, open_requests: int, requests: int) 
     return 1e6 * (time.process_time() - begin) / requests
 
 
-def measure_tail(python: str, rounds: int, sizes: Sizes, name: str) -> Figures:
+def measure_tail(python: str, seeds: Sequence[int], policies: Sequence[str], sizes: Sizes, name: str) -> Figures:
     """Seconds of a whole load through our router and through each of SGLang's policies, with new engines each time."""
-    seconds: dict[str, list[float]] = {policy: [] for policy in (*POLICIES, "ours")}
-    for seed in range(rounds):
+    seconds: dict[str, list[float]] = {policy: [] for policy in (*policies, "ours")}
+    for seed in seeds:
         for policy in seconds:
             with engines(2, "simulated", sizes) as behind:
                 front = ours(behind) if policy == "ours" else sglangs(python, behind, policy)
@@ -166,9 +166,9 @@ def measure_tail(python: str, rounds: int, sizes: Sizes, name: str) -> Figures:
                     took = asyncio.run(clients.multi_turn(process.port, plan(sizes, seed), sizes.tokens_most))
                 prefill = sum(engine.get("/totals")["prefill"] for engine in behind)
             seconds[policy].append(took)
-            print(f"  {name} round {seed} {policy:12s} {took:7.2f} s, {prefill:9,d} tokens prefilled", flush=True)
+            print(f"  {name} seed {seed} {policy:12s} {took:7.2f} s, {prefill:9,d} tokens prefilled", flush=True)
     middle = {policy: statistics.median(values) for policy, values in seconds.items()}
-    best = min(POLICIES, key=middle.__getitem__)
+    best = min(policies, key=middle.__getitem__)
     ratios = [mine / theirs for mine, theirs in zip(seconds["ours"], seconds[best], strict=True)]
     return {f"{name}.makespan_ratio": statistics.median(ratios)} | {
         f"{name}.{policy}.makespan_s": value for policy, value in middle.items()
@@ -202,10 +202,14 @@ def main() -> None:
     parser.add_argument("--only", default="rate,library,tail,ample,streams")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--first-seed", type=int, default=0, help="of the loads of the rounds")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="SGLang's, of the loads")
     parser.add_argument("--sglang-python", metavar="PYTHON")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     many_files()
+    seeds = range(args.first_seed, args.first_seed + args.rounds)
+    policies = args.policies.split(",")
     wanted, found = set(args.only.split(",")), Figures()
     if "library" in wanted:
         found |= measure_library(args.rounds)
@@ -216,9 +220,9 @@ def main() -> None:
             if "rate" in wanted:
                 found |= measure_rate(python, args.rounds, args.seconds)
             if "tail" in wanted:
-                found |= measure_tail(python, args.rounds, TAIL, "multi_turn_tail")
+                found |= measure_tail(python, seeds, policies, TAIL, "multi_turn_tail")
             if "ample" in wanted:
-                found |= measure_tail(python, args.rounds, AMPLE, "multi_turn_ample")
+                found |= measure_tail(python, seeds, policies, AMPLE, "multi_turn_ample")
     for name, value in found.items():
         print(f"{name:40s} {value:14,.3f}")
     if args.json:

@@ -49,8 +49,6 @@ class Served:
     fenced_at: float = 0.0
     dead: bool = False
     """Nobody listens there: what it held is gone."""
-    hung: bool = False
-    """It was given up although somebody listens there: it may wake up."""
     missed: bool = False
     """It has not had the weights that the others have."""
     torn: bool = False
@@ -252,7 +250,7 @@ class Fleet:
         """It has passed: requests may come."""
         served.failures, served.why = 0, ""
         served.state = State.UP
-        served.dead = served.hung = False
+        served.dead = False
         if self.router.engine(served.url) is None:
             self.router.add(served.url, now(), served.reading)
         else:
@@ -267,7 +265,7 @@ class Fleet:
             served.state = State.FENCED
         served.why = why
         if dead and not served.dead:
-            served.dead, served.hung, served.reading = True, False, None
+            served.dead, served.reading = True, None
             served.missed = served.missed or self.updated
             served.upstream.close()
             self.router.remove(served.url, now())
@@ -302,7 +300,6 @@ class Fleet:
         for connection in list(served.connections):
             connection.fail("the engine does not answer")
         self.router.remove(served.url, now())
-        served.hung = True
         self.hand_out()
 
     def read(self, served: Served, reading: Reading) -> None:

@@ -136,9 +136,7 @@ def _not_sent(fleet: Fleet, served: Served, error: NotSent) -> None:
 
 
 async def _gone(fleet: Fleet, served: Served) -> bool:
-    """Whether the process is gone. An engine that was given up as hung is not: it may wake up."""
-    if served.hung:
-        return False
+    """Whether the process is gone. An engine that hangs is not: its socket still listens, and it may wake up."""
     gone = await served.upstream.is_gone()
     if gone:
         fleet.fence(served, f"nobody listens at {served.url}", dead=True)

@@ -7,6 +7,7 @@ paused where the others are. While a pause is on, `/health` fails on every engin
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Any
 
@@ -18,6 +19,7 @@ from gruppetto.engines.router.fleet import Fleet, Served, State
 from gruppetto.engines.router.http1 import Broken, Head
 from gruppetto.engines.router.upstream import NotSent
 
+log = logging.getLogger(__name__)
 _BEAT_S = 0.2
 _LATE_S = 0.5
 _JSON = b"Content-Type: application/json\r\n"
@@ -47,24 +49,31 @@ async def watch(fleet: Fleet, served: Served) -> None:
     probed_at = float("-inf")
     while served.url in fleet.engines:
         due = served.state in (State.JOINING, State.FENCED) or now() - probed_at >= rules.probe_s
+        probed_at = now() if due else probed_at
         try:
-            if due and fleet.paused is None:
-                await _health(fleet, served)
-            if due:
-                probed_at = now()
-            await _load(fleet, served)
-            if served.state in (State.JOINING, State.FENCED):
-                await _right_weights(fleet, served)
+            await _look(fleet, served, due)
         except _Missed as missed:
             if not missed.late:
                 _failed(fleet, served, missed)
+        except Exception:  # whatever it is, engines are still looked after
+            log.exception("looking at %s failed", served.url)
         else:
-            await _passed(fleet, served)
+            _passed(fleet, served)
         fleet.tick()
-        if served.state is State.DRAINING and not served.connections:
+        seat = fleet.router.engine(served.url)
+        if served.state is State.DRAINING and not served.connections and (seat is None or not seat.live):
             fleet.remove(served)
             return
         await asyncio.sleep(rules.load_s)
+
+
+async def _look(fleet: Fleet, served: Served, due: bool) -> None:
+    """Raises `_Missed`."""
+    if due and fleet.paused is None:
+        await _health(fleet, served)
+    await _load(fleet, served)
+    if served.state in (State.JOINING, State.FENCED):
+        await _right_weights(fleet, served)
 
 
 async def _call(
@@ -145,7 +154,7 @@ def _silent(missed: _Missed) -> bool:
     return "no answer" in str(missed) or "no connection" in str(missed)
 
 
-async def _passed(fleet: Fleet, served: Served) -> None:
+def _passed(fleet: Fleet, served: Served) -> None:
     served.failures = 0
     if served.state is State.JOINING:
         fleet.admit(served)
