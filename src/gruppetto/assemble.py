@@ -154,7 +154,7 @@ async def _stages(
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
         await trainer.start()
-        channel = build_channel(config, folder.path / "weights")
+        channel = build_channel(config, folder.path / "weights", tokenizer, trainer)
         if config.engine.type != "embedded":
             await _bring_first_weights(channel, trainer, engines)
         settings = loop_settings(config, tokenizer.eos_ids)
@@ -280,14 +280,16 @@ def build_trainer(config: Config) -> Trainer:
     )
 
 
-def build_channel(config: Config, folder: Path) -> WeightChannel:
+def build_channel(config: Config, folder: Path, tokenizer: HFTokenizer, trainer: Trainer) -> WeightChannel:
     """The channel of the [weights] section; `folder` is the disk channel's."""
-    from gruppetto.weights.channels.choose import choose
+    from gruppetto.weights.channels.choose import choose, probe_for
 
     weights = config.weights
     if config.engine.type != "embedded":  # the engines themselves put buckets on disk and have servers read them
         return choose("inprocess", "full", weights.bucket_mb << 20, folder)
-    return choose(weights.channel, weights.mode, weights.bucket_mb << 20, folder, verify_every=weights.verify_every)
+    probe = probe_for(tokenizer.encode, config.engine.context, trainer)
+    size, every = weights.bucket_mb << 20, weights.verify_every
+    return choose(weights.channel, weights.mode, size, folder, verify_every=every, probe=probe)
 
 
 def _set_threads(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,22 @@ from gruppetto.weights.channels.probe import Probe
 from gruppetto.weights.inprocess import InProcessChannel
 
 Choice = Literal["auto", "inprocess", "shm", "disk", "gloo"]
+
+
+TEXTS = ("The riders in the gruppetto share the work.", "def area(width, height):\n    return", "12 + 30 = ")
+"""What engines are probed with."""
+
+_TOKENS = 8
+
+
+def probe_for(encode: Callable[[str], list[int]], context: int, trainer: object) -> Probe | None:
+    """Of fixed texts, cut to what fits into an engine's `context`; None for a trainer that has no log-probabilities to
+    compare with (`token_logprobs`), and for engines too short for a token of each."""
+    reference = getattr(trainer, "token_logprobs", None)
+    tokens = min(_TOKENS, context - 1)
+    if reference is None or tokens < 1:
+        return None
+    return Probe([encode(text)[: context - tokens] for text in TEXTS], reference, tokens=tokens)
 
 
 def choose(
