@@ -5,7 +5,8 @@ answer at once show what a router costs; simulated engines (slots, decode steps,
 heavy-tailed load of sessions with tool calls show what its placing is worth; SGLang's policies are all tried, and the
 best of them is the one compared with.
 
-    python benchmarks/router.py [--only rate,library,tail,ample,streams] [--rounds 3] [--sglang-python PYTHON] [--json FILE]
+    python benchmarks/router.py [--only rate,library,tail,ample,streams] [--rounds 3] [--json FILE]
+                                [--sglang-python PYTHON] [--policies cache_aware,manual] [--first-seed 0]
 
 PYTHON is one that has sglang-router; without it, it is installed into a temporary environment.
 

@@ -49,9 +49,9 @@ async def watch(fleet: Fleet, served: Served) -> None:
     probed_at = float("-inf")
     while served.url in fleet.engines:
         due = served.state in (State.JOINING, State.FENCED) or now() - probed_at >= rules.probe_s
-        probed_at = now() if due else probed_at
         try:
             await _look(fleet, served, due)
+            probed_at = now() if due else probed_at  # after a failed look the next one is due at once
         except _Missed as missed:
             if not missed.late:
                 _failed(fleet, served, missed)
