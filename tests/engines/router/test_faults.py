@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import time
 
 import aiohttp
 from engines.router.conftest import State, state, until
 from engines.router.test_proxy import body, post
+
+from gruppetto.clock import now
 
 
 async def test_a_dead_engines_requests_run_elsewhere_once(open_front):
@@ -280,3 +283,16 @@ async def test_the_end_answers_everybody(open_front):
         except aiohttp.ClientConnectorError:
             return
     raise AssertionError("it still listens")
+
+
+async def test_engines_are_not_blamed_where_the_router_itself_is_late(open_front):
+    front, _, (a, b) = await open_front(2)
+    assert front.fleet.late_at < 0
+    time.sleep(1.0)  # noqa: ASYNC251 - nothing here runs meanwhile
+    await until(lambda: front.fleet.late_at > 0)
+    a.mode = "silent"
+    for _ in range(20):
+        front.fleet.late_at = now()
+        await asyncio.sleep(0.1)
+    assert {state(front, a), state(front, b)} == {State.UP}
+    await until(lambda: state(front, a) is State.FENCED)
