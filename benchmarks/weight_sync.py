@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -46,7 +47,7 @@ from gruppetto.weights.channels.port import RemotePort
 from gruppetto.weights.delta.packet import to_bytes
 from gruppetto.weights.delta.snapshot import EngineState, Snapshot
 from gruppetto.weights.layouts.tensors import as_bits, specs_of
-from gruppetto.weights.publish import PublishSettings, TwoPhase
+from gruppetto.weights.publish import Published, PublishSettings, TwoPhase
 
 HIDDEN, INNER, VOCAB = 2048, 6144, 1024
 LAYER = {
@@ -156,6 +157,12 @@ def _proportional(pid: int | str) -> int:
     return int(re.search(r"^Pss:\s+(\d+) kB", text, re.M)[1]) * 1024  # type: ignore[index]
 
 
+def last(channel: TwoPhase) -> Published:
+    """What its latest publish did."""
+    assert channel.last is not None
+    return channel.last
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -182,10 +189,10 @@ async def measure(megabytes: int, density: float, reps: int, bucket_mb: int) -> 
 
 
 async def _rounds(
-    tensors: dict[str, Tensor], engine: Served, pid: int, density: float, reps: int, bucket_mb: int
+    tensors: dict[str, Tensor], engine: Any, pid: int, density: float, reps: int, bucket_mb: int
 ) -> dict[str, float]:
     size = sum(tensor.nbytes for tensor in tensors.values())
-    settings = {"bucket_bytes": bucket_mb << 20, "verify_every": 0}
+    settings: dict[str, Any] = {"bucket_bytes": bucket_mb << 20, "verify_every": 0}
     full = TwoPhase(PublishSettings(**settings))
     delta = TwoPhase(PublishSettings(mode="delta", **settings))
     target = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -198,19 +205,19 @@ async def _rounds(
     for version in range(2, 2 + reps):
         changed(tensors, density, version)
         begin = time.process_time()
-        took["memcpy"].append(seconds(lambda: [np.copyto(as_bits(target[n]), as_bits(t)) for n, t in tensors.items()]))
+        took["memcpy"].append(seconds(lambda: copy(tensors, target)))
         middle_s, engine_s = time.process_time(), cpu_seconds(pid)
         await full.publish(version, tensors.items(), [engine])
-        took["full"].append(full.last.seconds)
+        took["full"].append(last(full).seconds)
         cpu["memcpy"] += middle_s - begin
         cpu["trainer"] += time.process_time() - middle_s
         cpu["engine"] += cpu_seconds(pid) - engine_s
     shares = []
     for version in range(2 + reps, 3 + 2 * reps):
         await delta.publish(version, tensors.items(), [engine])
-        if delta.last.kinds["served"] == "delta":
-            shares.append(delta.last.sent_bytes / size)
-            took["delta"].append(delta.last.seconds)
+        if last(delta).kinds["served"] == "delta":
+            shares.append(last(delta).sent_bytes / size)
+            took["delta"].append(last(delta).seconds)
         changed(tensors, density, version)
     middle = {name: statistics.median(values) for name, values in took.items()}
     return {
@@ -220,9 +227,9 @@ async def _rounds(
         "shm.engine_cpu_s": cpu["engine"] / reps,
         "memcpy_cpu_s": cpu["memcpy"] / reps,
         "shm.gb_s": size / middle["full"] / 1e9,
-        "shm.buckets_held": BUFFERS * most / full.last.buffer_bytes,
+        "shm.buckets_held": BUFFERS * most / last(full).buffer_bytes,
         "shm.held_mb": most / 1e6,
-        "shm.buffers_mb": full.last.buffer_bytes / 1e6,
+        "shm.buffers_mb": last(full).buffer_bytes / 1e6,
         "delta.bytes_share": statistics.median(shares),
         "delta.encode_gb_s": size / encode_seconds(tensors, density, reps) / 1e9,
         "delta.publish_s": middle["delta"],
@@ -231,6 +238,12 @@ async def _rounds(
         "model_mb": size / 1e6,
         "density": density,
     }
+
+
+def copy(tensors: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    """One thread, every tensor's bytes."""
+    for name, tensor in tensors.items():
+        np.copyto(as_bits(target[name]), as_bits(tensor))
 
 
 def encode_seconds(tensors: dict[str, Tensor], density: float, reps: int) -> float:
@@ -245,6 +258,7 @@ def encode_seconds(tensors: dict[str, Tensor], density: float, reps: int) -> flo
     for _ in range(reps):
         begin = time.process_time()
         proposal = snapshot.propose(1, arrays, {"e": EngineState("1", 0)})
+        assert proposal.delta is not None
         to_bytes(proposal.delta)
         took.append(time.process_time() - begin)
         snapshot.drop()
