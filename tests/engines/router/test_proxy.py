@@ -191,7 +191,7 @@ async def test_many_streams_at_once(open_front):
     front, http, engines = await open_front(
         2, prepare=lambda e: (setattr(e, "slots", 4096), setattr(e, "mode", "drip"))
     )
-    await until(lambda: all(front.fleet.router.engine(e.url).cap.value == 4096 for e in engines))
+    await until(lambda: all(front.fleet.router.engine(e.url).cap.value == 5120 for e in engines))
 
     async def stream(i):
         async with http.post("/generate", json=body(rid=str(i), stream=True)) as answer:

@@ -62,8 +62,8 @@ async def test_tokens_streams_and_batches(fleet):
 async def test_abort_all_brings_back_what_was_made(fleet):
     front, http, _ = fleet
     tasks = [asyncio.ensure_future(post(http, "/generate", ask([1, 2, i], f"r{i}", params=LONG))) for i in range(12)]
-    await until(lambda: sum(front.fleet.router.engine(s.url).rows for s in front.fleet.up) == 8)
-    await until(lambda: front.fleet.router.num_waiting == 4)
+    await until(lambda: sum(front.fleet.router.engine(s.url).rows for s in front.fleet.up) == 10)
+    await until(lambda: front.fleet.router.num_waiting == 2)
     await asyncio.sleep(0.1)
     assert (await post(http, "/abort_request", {"abort_all": True}))[0] == 200
     found = await asyncio.gather(*tasks)

@@ -71,8 +71,8 @@ class Cap:
         return 0
 
     def _learn_slots(self, reading: Reading) -> None:
-        """What an engine says that it runs at once is where its limit begins and ends."""
-        ceiling = min(reading.slots, self._rules.most)
+        """What an engine says that it runs at once, and a few to go on with, is where its limit begins and ends."""
+        ceiling = min(reading.slots + int(reading.slots * self._rules.ahead), self._rules.most)
         if ceiling and not (self._known and ceiling == self._ceiling):
             self._ceiling = ceiling
             if not self._known:

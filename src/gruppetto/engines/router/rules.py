@@ -16,6 +16,9 @@ class CapRules:
 
     start: int = 64
     """Where an engine does not say how many it runs at once."""
+    ahead: float = 0.25
+    """Share of what an engine says it runs at once that it is given beyond, so that no slot is empty for the time of a
+    request's way."""
     least: int = 1
     most: int = 8192
     grow: float = 1.25
