@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
@@ -147,6 +148,8 @@ async def _stages(
         stack.push_async_callback(reward.close)
         await reward.start()
         engines = build_engines(config, tokenizer, folder)
+        if config.engine.type != "embedded":
+            stack.callback(shutil.rmtree, folder.path / "weights", ignore_errors=True)
         for engine in engines:
             stack.push_async_callback(engine.close)
             await engine.start()

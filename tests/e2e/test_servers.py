@@ -38,6 +38,7 @@ def test_colocated_steps_on_a_server_started_here(train):
     conserved(folder)
     assert any(row["parks"] for row in rollouts_of(folder))
     assert "serving" in (folder / "logs" / "sglang-0.log").read_text()
+    assert not (folder / "weights").exists()
 
 
 def test_weights_change_under_running_requests(train):

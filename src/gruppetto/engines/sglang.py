@@ -29,7 +29,7 @@ FLUSHES = 6
 """Tries of a flush, with growing pauses from `_FIRST_PAUSE_S`: about 3 s."""
 _FIRST_PAUSE_S = 0.05
 _METRICS = {
-    "sglang:generation_tokens_total": "generated",
+    "sglang:realtime_tokens_total": "generated",  # generation_tokens_total moves when requests end
     "sglang:prompt_tokens_total": "prefilled",
     "sglang:cached_tokens_total": "cached",
     "sglang:num_running_reqs": "running",

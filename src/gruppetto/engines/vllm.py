@@ -10,6 +10,7 @@ control routes are unprotected, so a server should listen on loopback only.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ class VLLMWire(Wire):
             version=label,
             server=f"vLLM {release}",
             context=int(as_object(models[0]).get("max_model_len") or 0),
+            kv_capacity=await self._kv_tokens(),
             token_versions=self._tracked,
         )
 
@@ -146,7 +148,7 @@ class VLLMWire(Wire):
         needed = "processed_logprobs" if told.temperature not in (0.0, 1.0) else "raw_logprobs"
         if needed == "raw_logprobs" and not told.truncated:
             return  # both are the same
-        best = [await self._best_logprob(temperature) for temperature in (1.0, 4.0)]
+        best = [await self._best_logprob(temperature) for temperature in (1.0, 2.0)]
         found = "raw_logprobs" if abs(best[0] - best[1]) < _SAME else "processed_logprobs"
         self.abilities.note("logprobs", found == needed, found)
         if found != needed:
@@ -169,6 +171,15 @@ class VLLMWire(Wire):
         except NoRoute:
             return "default"
         return str(info.get("weight_version", ""))
+
+    async def _kv_tokens(self) -> int:
+        """KV capacity in tokens, a label of its metrics; 0 where that is missing."""
+        try:
+            raw = await self.client.call("GET", "/metrics", within_s=self.deadlines.call)
+        except Refused:
+            return 0
+        found = re.search(rb'kv_cache_size_tokens="(\d+)"', raw)
+        return 0 if found is None else int(found[1])
 
     async def told(self) -> Told:
         try:

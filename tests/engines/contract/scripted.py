@@ -329,6 +329,6 @@ class Scripted:
 
     async def metrics(self, request):
         await self.heard.wait()
-        lines = ["# HELP x", f'sglang:generation_tokens_total{{model_name="m",tp_rank="0"}} {float(self.generated)}']
+        lines = ["# HELP x", f'sglang:realtime_tokens_total{{model_name="m",tp_rank="0"}} {float(self.generated)}']
         running = sum(item.running for item in self.items)
         return web.Response(text="\n".join([*lines, f"sglang:num_running_reqs {running}.0"]) + "\n")

@@ -25,13 +25,16 @@ async def back(calls, within=60):
 
 
 async def made_some(kind, engine, count=1):
-    """Waits until live requests have made tokens; over HTTP only time tells."""
-    if kind.over_http:
-        await until(lambda: engine.stats().running >= count)
-        await asyncio.sleep(0.3)
-    else:
-        before = engine.stats().decode_tokens_total
-        await until(lambda: engine.stats().decode_tokens_total > before + count)
+    """Waits until requests have made tokens, as the engine counts them."""
+    await until(lambda: engine.stats().running >= count)
+
+    async def made():
+        return (await engine.wire.told()).generated if kind.over_http else engine.stats().decode_tokens_total
+
+    before = await made()
+    async with asyncio.timeout(60):
+        while await made() <= before:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def close_to(kind, truth, ids, result, temperature=1.0):
