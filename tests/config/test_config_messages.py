@@ -52,7 +52,10 @@ def test_everything_wrong_is_reported_at_once(run_toml):
             "unknown key 'rollout.num_generations' (command line) - did you mean 'rollout.group_size'?",
         ),
         ("rolout.group_size=8", "unknown key 'rolout' (command line) - did you mean 'rollout'?"),
-        ("weights.zzz=8", "unknown key 'weights.zzz' (command line) - [weights] has channel, mode, bucket_mb, verify_every"),
+        (
+            "weights.zzz=8",
+            "unknown key 'weights.zzz' (command line) - [weights] has channel, mode, bucket_mb, verify_every",
+        ),
         (
             "rollout=5",
             "rollout = 5 (command line): must be a table of settings; write rollout.<setting> = <value>",
