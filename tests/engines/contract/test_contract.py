@@ -391,36 +391,3 @@ async def test_closing_ends_every_call_with_what_it_made(kind, engine):
     assert {r.finish for r in await back(calls)} == {EngineFinish.ABORT}
     with pytest.raises(EngineError):
         await engine.generate(request("late", PROMPT))
-
-
-# -- what only one kind has -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("temperature", "truncated", "fits"), [(0.7, False, True), (1.0, True, False), (1.0, False, True)]
-)
-async def test_vllms_logprobs_have_to_be_the_ones_that_the_sampling_needs(
-    vllm_url, tiny_model, tmp_path, temperature, truncated, fits
-):
-    """The tests' server has processed ones."""
-    from gruppetto.engines.http.build import http_engine
-    from gruppetto.engines.http.requests import HttpSettings
-    from gruppetto.engines.http.staging import Staging
-    from gruppetto.engines.http.wire import WireSettings
-
-    engine = http_engine(
-        "vllm",
-        "e",
-        HttpSettings(slots=SLOTS, context=CONTEXT),
-        Staging(tmp_path, tiny_model),
-        url=vllm_url,
-        wire=WireSettings(temperature=temperature, truncated=truncated),
-    )
-    try:
-        if fits:
-            await engine.start()
-        else:
-            with pytest.raises(UserError, match="--logprobs-mode raw_logprobs"):
-                await engine.start()
-    finally:
-        await engine.close()
