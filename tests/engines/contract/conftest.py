@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 async def kind(request, kind_name, tiny_model, tmp_path):
     """Engines of one kind; all that were opened are closed at the end."""
-    from engines.contract.kinds import Kind
+    from engines.contract.kinds import CONTEXT, Kind
     from engines.contract.scripted import Scripted
 
     found = Kind(kind_name, tiny_model, tmp_path)
@@ -44,7 +44,7 @@ async def kind(request, kind_name, tiny_model, tmp_path):
     elif kind_name.startswith("vllm"):
         found.url = request.getfixturevalue("vllm_url")
     elif kind_name == "scripted":
-        server = await Scripted().open()
+        server = await Scripted(context=CONTEXT).open()
         found.url = server.url
     yield found
     for engine in found.made:

@@ -23,8 +23,6 @@ from gruppetto.errors import EngineError
 from gruppetto.rng import stream
 
 Method = Literal["GET", "POST"]
-KEEPALIVE_S = 2.0
-"""Seconds an idle connection is kept: fewer than servers keep theirs (uvicorn: 5), or a request meets a closing one."""
 CONNECT_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _SHOWN = 300
@@ -41,9 +39,10 @@ class HttpClient:
         self._jitter = stream(0, "http", engine)
 
     async def open(self) -> None:
-        """Makes room for many sockets; opens none."""
+        """Makes room for many sockets; opens none. A connection is used once: one that a server closes while it is
+        taken up again would cost a generation."""
         many_files()
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._headers, read_bufsize=1 << 22

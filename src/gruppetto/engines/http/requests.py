@@ -176,7 +176,7 @@ class HttpRequests(Engine):
 
     async def _chase(self, calls: Sequence[Call]) -> None:
         """An abort may overtake its request: repeats it until all are back, and drops connections at the deadline."""
-        end, pause = now() + self.settings.deadlines.abort, 0.1
+        end, pause = now() + self.settings.deadlines.abort, 0.02
         while (left := [call for call in calls if call.sent]) and now() < end:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
