@@ -253,3 +253,13 @@ def test_the_expected_step_is_the_simulated_one(
     """Within 10 %, and what so few steps say of a mean (two standard errors)."""
     row = benchmark.compare(family, placement, steps=steps, seeds=seeds, scale=scale)
     assert abs(row["ratio"] - 1) <= 0.1 + 2 * row["error"], row
+
+
+def test_the_last_of_many_waits_for_all_its_tool_calls():
+    """Calls that take no two lengths: the longest rollout has 48 of 30 s, and nobody ends before it."""
+    tools = Tools(turn_tokens=250, median_s=30.0)
+    lengths = LognormalLengths.from_mean_cv(5000, 0.7, 12_250, 0.5)
+    rollouts = Rollouts(groups=128, group_size=8, lengths=lengths, tools=tools)
+    engines = Engines(model=EngineModel(slots=256, base_s=0.001, row_s=1e-5), count=16)
+    assert critical(rollouts, engines).value > 48 * 30
+    assert expected(rollouts, engines, Trainer(), LAYERED).rollout_s.value > 48 * 30

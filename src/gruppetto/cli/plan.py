@@ -225,7 +225,8 @@ def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
         instead = f"--placement and one of {known}" if known else "--compare async,elastic and --placement async"
         raise UserError(f"--write of elastic: no run can lend GPUs yet; write {instead}")
     folder = Path(args.model)
-    model = str(folder if folder.is_dir() else folder.parent) if folder.exists() else ""
+    folder = folder.parent if folder.name == "config.json" else folder
+    model = str(folder) if folder.is_dir() else ""
     text = run_toml(found, placed, workload=workload, model_path=model, command=_command())
     write_text(Path(args.write), text)
     print(f"{args.write}: {placed.name}; gruppetto simulate {args.write}", file=sys.stderr)

@@ -157,6 +157,10 @@ def _placements(plan: Plan) -> Table:
             f"<= {one.staleness.value:.0f}" if one.staleness.value else "0",
             _lost(one, plan.ask.gpu.bf16_flops),
         )
+    for number, column in enumerate(table.columns):  # a narrow terminal breaks words, and the answer last
+        column.no_wrap = number < 5
+        if column.no_wrap:
+            column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
     return table
 
 

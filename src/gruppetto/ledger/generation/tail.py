@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TIMES = 320
+_RAREST = 1e-6
+"""Share of rollouts whose tool time may lie beyond the grid of seconds."""
 _BINS = 10
 _ALONE = 48
 _LEVELS = 40
@@ -60,7 +62,9 @@ class Tail:
         )
         tools = self.rollouts.tools
         if tools is not None:
-            most += float(tools.waits(tuple(number - 1 for number in self._turns[0]))[0][-1]) / 2
+            seconds, waited = tools.waits(tuple(number - 1 for number in self._turns[0]))
+            last = min(int(np.searchsorted(waited[-1], 1 - _RAREST)), len(seconds) - 1)
+            most += float(seconds[last])
         return np.linspace(0.0, most * 1.001, _TIMES)
 
     @cached_property

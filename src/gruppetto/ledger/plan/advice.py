@@ -86,7 +86,8 @@ class Flip:
 
 
 def best(placed: Values) -> str:
-    """The placement with the shortest step; among equals the simpler one."""
+    """The placement with the shortest step; among equals the simpler one. One that no run can do is not taken."""
+    placed = {name: one for name, one in placed.items() if name != "elastic"} or placed
     least = min(one.step_s.value for one in placed.values())
     equal = [name for name, one in placed.items() if one.step_s.value <= least * (1 + EQUAL)]
     return min(equal, key=SIMPLER.index)
@@ -101,6 +102,9 @@ def recommend(placed: Values) -> Recommendation:
     if not one.colocated:
         text += f", {one.rollout.used} GPUs for rollouts and {one.trainer.used} for training"
     for other in others:
+        if other.name == "elastic":
+            text += f"; elastic, which no run can do yet, would take {show_seconds(other.step_s.value)}"
+            continue
         slower = other.step_s.value / one.step_s.value - 1
         how = f"{show_share(slower)} slower" if slower > 0 else f"{show_share(-slower)} faster, which counts as equal"
         text += f"; {other.name} is {how}"

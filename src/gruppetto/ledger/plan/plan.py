@@ -12,7 +12,7 @@ from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, placed_a
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.transfers.delta import Delta, delta
-from gruppetto.ledger.units import show_size
+from gruppetto.ledger.units import show_seconds, show_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +74,17 @@ def assumptions(plan: Plan) -> Iterator[str]:
     offloaded = [name for name, one in plan.placed.items() if one.trainer.layout.offload]
     if offloaded:
         yield f"The optimizer state is in host memory ({', '.join(offloaded)}): it does not fit the GPUs."
-    for name, one in plan.placed.items():
-        if one.forecast.rho.value > 1:
-            yield (
-                f"{name}: the longest rollout alone takes {one.forecast.rho.value:.1f} x what all work takes; "
-                "no order of the rollouts can hide that."
-            )
+    late = {name: one.forecast.rho.value for name, one in plan.placed.items() if one.forecast.rho.value > 1}
+    if late:
+        times = ", ".join(f"{name} {rho:.1f} x" for name, rho in late.items())
+        yield f"The longest rollout alone takes more than all work at its best rate ({times}): no order hides that."
+    if ask.tools is not None:
+        tools = ask.tools
+        yield (
+            f"A tool call takes {show_seconds(tools.median_s)} as a median and {show_seconds(tools.mean_s)} on average "
+            f"(--tool-sigma {tools.sigma:g}), and the longest rollout makes {tools.calls(ask.lengths.cap):,} of them; "
+            "where that is most of a step, a limit on turns or on a call's time helps more than GPUs."
+        )
 
 
 def _chosen_assumptions(plan: Plan) -> Iterator[str]:
