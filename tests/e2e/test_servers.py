@@ -83,7 +83,8 @@ def test_a_server_killed_in_mid_step_costs_nothing(spawn, tmp_path, count):
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output
     events = events_of(folder)
-    assert any(event["kind"] == "error" and "SIGKILL" in event["reason"] for event in events)
+    lost = [event["reason"] for event in events if event["kind"] == "error"]  # its process ended, or a request was cut
+    assert any(reason.startswith("engine sglang-") for reason in lost), events[-20:]
     back = [event for event in events if event["kind"] == "engine_back"]
     assert back or count == 2
     last = metrics_of(folder)[-1]

@@ -23,7 +23,7 @@ FLOWING = (
     "train.lr=2e-2",
 )
 
-ATTEMPTS = 5
+ATTEMPTS = 15
 """A checkpoint parks what runs, and what is parked is prefilled anew: where it comes too soon after a swap, no token is
 made on kept KV, and the run is done again."""
 

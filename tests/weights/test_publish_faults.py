@@ -164,7 +164,7 @@ class Hangs(Bench):
 @pytest.mark.parametrize("channel", ["shm", "gloo"])
 async def test_an_engine_that_hangs_is_fenced_at_the_deadline_and_the_others_have_the_version(channel, tmp_path):
     good, hung = Bench("good"), Hangs("hung")
-    publish = TwoPhase(PublishSettings(channel=channel, deadline_s=0.7))
+    publish = TwoPhase(PublishSettings(channel=channel, deadline_s=5))  # the good one must make it on a busy machine
     with pytest.raises(EngineError, match="engine hung"):
         await publish.publish(1, tensors(1).items(), [good, hung])
     assert good.version == 1
