@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from gruppetto.cli.plan_arguments import given_of
 from gruppetto.clock import run_virtual
 from gruppetto.config.loader import load
 from gruppetto.config.schema import Config
 from gruppetto.ledger.generation import LAYERED, SYNC, Engines, Forecast, Rollouts, Trainer, asynchronous, expected
-from gruppetto.ledger.lengths import LognormalLengths, Tools
 from gruppetto.record.base import NullRecorder
 from gruppetto.sim.simulate import demand_of, engine_model, run
 from gruppetto.sim.workload import Workload
@@ -49,31 +49,13 @@ WARM_UP = 3
 
 def rollouts_of(config: Config, workload: Workload) -> Rollouts:
     """The batch of a config whose lengths are those of `workload`."""
-    lengths = LognormalLengths(
-        mu=workload.mu,
-        s_b=workload.s_b,
-        s_w=workload.s_w,
-        cap=workload.cap,
-        q0=workload.q0,
-        runaway_prompts=workload.runaway_prompts,
-        runaway_rate=workload.runaway_rate,
-    )
-    tools = None
-    if workload.turn_tokens:
-        tools = Tools(
-            turn_tokens=workload.turn_tokens,
-            observation_tokens=workload.observation_tokens,
-            median_s=workload.tool_median_s,
-            sigma=workload.tool_sigma,
-            stuck_share=workload.stuck_share,
-            stuck_s=workload.stuck_s,
-        )
+    given = given_of(workload)
     return Rollouts(
         groups=config.rollout.prompts_per_step,
         group_size=config.rollout.group_size,
-        prompt_tokens=workload.prompt_tokens,
-        lengths=lengths,
-        tools=tools,
+        prompt_tokens=given.prompt_tokens,
+        lengths=given.lengths,
+        tools=given.tools,
     )
 
 

@@ -154,6 +154,11 @@ def _refuse_tools(args: argparse.Namespace, name: str) -> None:
 def _drawn(workload: Workload, name: str, args: argparse.Namespace) -> Given:
     """A named workload; its numbers are its own."""
     _refuse_sizes(args, name)
+    return given_of(workload, name)
+
+
+def given_of(workload: Workload, name: str = "") -> Given:
+    """What the simulator draws, as the ledger takes it."""
     lengths = LognormalLengths(
         mu=workload.mu,
         s_b=workload.s_b,
