@@ -43,10 +43,10 @@ from routing import clients
 from routing.load import Sizes, plan
 from routing.processes import Process, engines, ours, sglangs
 
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.router import Router
-from gruppetto.engines.router.sockets import many_files
 from gruppetto.engines.router.tickets import Ask, Outcome, Ticket
+from gruppetto.engines.serve.listening import many_files
+from gruppetto.routing.concurrency import Reading
 
 POLICIES = ("cache_aware", "manual", "manual:min_load", "power_of_two", "round_robin", "random")
 """Behind the colon: how `manual` assigns a new session."""

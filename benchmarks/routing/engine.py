@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from gruppetto.engines.base import GenerateRequest, Sampling
-from gruppetto.engines.router.sockets import many_files
+from gruppetto.engines.serve.listening import many_files
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.sim.engine import SimEngine
 

@@ -7,12 +7,12 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from gruppetto.cli.listening import HIDDEN, SIZES, add_network, add_sizes, require_more_than_0, say, sizes, where
+from gruppetto.cli.settings import quiet
 from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
     from gruppetto.engines.serve.settings import ServeSettings
-
-_HIDDEN = ("api_key", "admin_api_key", "run", "command", "debug")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,20 +24,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Example: gruppetto serve models/small --port 8000",
     )
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face model folder")
-    _add_network(parser)
+    add_network(parser)
     _add_engine(parser)
-    _add_limits(parser)
+    add_sizes(parser, late=503)
+    parser.add_argument("--drain", type=float, default=5.0, metavar="S", help="for open requests after SIGTERM (5)")
     parser.set_defaults(run=run)
-
-
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
-    parser.add_argument("--port", type=int, default=30000, help="0 = any that is free, named on the screen (30000)")
-    parser.add_argument("--control-port", type=int, metavar="PORT", help="serve control routes there, and only there")
-    parser.add_argument("--api-key", metavar="KEY", help="clients must send it (or set GRUPPETTO_API_KEY)")
-    parser.add_argument(
-        "--admin-api-key", metavar="KEY", help="control routes need this one (or set GRUPPETTO_ADMIN_API_KEY)"
-    )
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -61,24 +52,14 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-auto-truncate", action="store_true", help="cut max_new_tokens to the context")
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-open-requests", type=int, default=65536, metavar="N", help="beyond it: 503 (65536)")
-    parser.add_argument("--max-body-mb", type=int, default=64, metavar="MB", help="of one request (64)")
-    parser.add_argument("--max-weights-mb", type=int, default=4096, metavar="MB", help="of one weight bucket (4096)")
-    parser.add_argument("--request-timeout", type=float, default=3600.0, metavar="S", help="then abort with 503 (3600)")
-    parser.add_argument("--drain", type=float, default=5.0, metavar="S", help="for open requests after SIGTERM (5)")
-
-
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    for name in ("max_open_requests", "max_body_mb", "max_weights_mb", "threads", "request_timeout", "slots"):
-        if getattr(args, name) <= 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}; write more than 0")
+    require_more_than_0(args, ("threads", "slots", *SIZES))
     if args.drain < 0:
         raise UserError(f"--drain {args.drain:g}; write 0 or more")
     if importlib.util.find_spec("torch") is None:
         raise UserError("serving needs torch; write pip install 'gruppetto[train]'")
-    _quiet_threads(args.threads)
+    quiet(args.threads)
     import asyncio
 
     import torch
@@ -98,41 +79,18 @@ def run(args: argparse.Namespace) -> int:
         name=args.served_model_name,
         weight_version=args.weight_version,
     )
-    shown = {key: value for key, value in vars(args).items() if key not in _HIDDEN}
+    shown = {key: value for key, value in vars(args).items() if key not in HIDDEN}
     server = build(args.model, choice, _settings(args), shown)
-    return asyncio.run(serve(server, lambda line: print(line, flush=True)))
+    return asyncio.run(serve(server, say))
 
 
 def _settings(args: argparse.Namespace) -> ServeSettings:
     from gruppetto.engines.serve.settings import Limits, ServeSettings
 
-    limits = Limits(
-        body_bytes=args.max_body_mb << 20,
-        weights_bytes=args.max_weights_mb << 20,
-        open_requests=args.max_open_requests,
-        request_s=args.request_timeout,
-        drain_s=args.drain,
-    )
     return ServeSettings(
-        host=args.host,
-        port=args.port,
-        control_port=args.control_port,
-        api_key=args.api_key or os.environ.get("GRUPPETTO_API_KEY", ""),
-        admin_api_key=args.admin_api_key or os.environ.get("GRUPPETTO_ADMIN_API_KEY", ""),
+        **where(args),
         incremental=args.incremental_streaming_output,
         truncate=args.allow_auto_truncate,
         seed=int.from_bytes(os.urandom(8)) if args.random_seed is None else args.random_seed,
-        limits=limits,
+        limits=Limits(**sizes(args), drain_s=args.drain),
     )
-
-
-def _quiet_threads(threads: int) -> None:
-    """What OpenMP and the tokenizers read when they are loaded, where the user has not set it."""
-    values = {
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    for name, value in (values | {"OMP_NUM_THREADS": str(threads)}).items():
-        os.environ.setdefault(name, value)

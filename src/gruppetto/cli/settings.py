@@ -44,13 +44,18 @@ def require_files(settings: Sequence[str], command: str) -> None:
 
 
 def quiet_threads(config: Config) -> None:
+    """See `quiet`."""
+    quiet(config.run.threads)
+
+
+def quiet(threads: int) -> None:
     """Sets what OpenMP and the tokenizers read when they are loaded, where the user has not.
 
     Has an effect only before torch is imported. Idle OpenMP threads that spin take the cores that others need; a hub
     that is asked about a local folder only delays.
     """
     defaults = {
-        "OMP_NUM_THREADS": str(config.run.threads),
+        "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
         "HF_HUB_OFFLINE": "1",

@@ -1,15 +1,16 @@
 """Lengths, prices, the limit of an engine."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gruppetto.engines.router.concurrency import Cap, Reading
 from gruppetto.engines.router.lengths import Lengths
-from gruppetto.engines.router.prices import Prices
-from gruppetto.engines.router.rules import CapRules, PriceRules, Rules
+from gruppetto.engines.router.settings import RouteSettings
 from gruppetto.errors import UserError
 from gruppetto.rng import stream
+from gruppetto.routing.concurrency import Cap, Reading
+from gruppetto.routing.prices import Prices
+from gruppetto.routing.rules import CapRules, PriceRules, Rules
 
 
 def test_the_longer_it_has_gone_on_the_longer_it_will():
@@ -22,6 +23,7 @@ def test_the_longer_it_has_gone_on_the_longer_it_will():
     assert lengths.remaining(1e6, 1e9) > 1e5, "beyond all that was seen it goes on as well"
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     seen=st.lists(st.integers(1, 10**6), max_size=80),
     made=st.floats(0, 10**7),
@@ -45,6 +47,7 @@ def test_the_mean_is_that_of_what_was_seen_lately():
     assert lengths.mean > 900
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     prefill=st.floats(1e-6, 1e-3),
     base=st.floats(1e-3, 0.1),
@@ -162,6 +165,7 @@ def test_what_an_engine_says_that_it_runs_and_a_quarter_to_go_on_with_is_the_lim
     assert cap.value == limit
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 20), st.integers(0, 5), st.integers(0, 200)), max_size=40))
 def test_the_limit_stays_within_its_bounds(steps):
     cap = Cap(CapRules(start=10))
@@ -178,6 +182,6 @@ def test_the_limit_stays_within_its_bounds(steps):
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match=r"hold = 1\.5"):
-        Rules(hold=1.5)
+        RouteSettings(engines=(), rules=Rules(hold=1.5))
     with pytest.raises(UserError, match="slow = 1"):
-        Rules(slow=1.0)
+        RouteSettings(engines=(), rules=Rules(slow=1.0))

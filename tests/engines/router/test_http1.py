@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gruppetto.engines.router.http1 import Broken, Connection
@@ -67,6 +67,7 @@ cuts = st.lists(st.integers(1, 10_000), max_size=12)
 """Taken modulo the length of what is cut."""
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(body=bodies, cuts=cuts)
 def test_a_body_of_known_length(body, cuts):
     data = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -75,6 +76,7 @@ def test_a_body_of_known_length(body, cuts):
     assert connection.keeps
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(pieces=st.lists(bodies, max_size=5), cuts=cuts)
 @example(pieces=[b"abcdefgh"], cuts=[len(HEAD) + 40])
 @example(pieces=[b"abcdefgh"], cuts=list(range(1, 100)))
@@ -85,6 +87,7 @@ def test_a_body_in_chunks(pieces, cuts):
     assert connection.keeps
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(body=bodies, cuts=cuts)
 def test_a_body_until_the_end(body, cuts):
     data = HEAD + b"\r\n" + body
@@ -93,6 +96,7 @@ def test_a_body_until_the_end(body, cuts):
     assert not connection.keeps
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(data=st.binary(min_size=1, max_size=200), cuts=cuts)
 def test_noise_is_broken_or_waits_and_never_an_answer(data, cuts):
     async def run():

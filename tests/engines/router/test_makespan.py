@@ -7,11 +7,11 @@ import pytest
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.engines.base import GenerateRequest, Sampling
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.router import Router
 from gruppetto.engines.router.tickets import Ask, Outcome
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.rng import stream
+from gruppetto.routing.concurrency import Reading
 from gruppetto.sim.engine import SimEngine
 
 TIGHT, AMPLE = 12_000, 400_000

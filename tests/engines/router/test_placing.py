@@ -1,9 +1,9 @@
 """Where a request goes, and why."""
 
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.router import Router
-from gruppetto.engines.router.rules import CapRules, Rules
 from gruppetto.engines.router.tickets import Ask, Outcome, Place
+from gruppetto.routing.concurrency import Reading
+from gruppetto.routing.rules import CapRules, Rules
 
 
 def router(*names, slots=8, kv=0, **rules):

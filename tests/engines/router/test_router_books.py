@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.router import Router
-from gruppetto.engines.router.rules import CapRules, Rules
 from gruppetto.engines.router.tickets import Ask, Outcome, Place
+from gruppetto.routing.concurrency import Reading
+from gruppetto.routing.rules import CapRules, Rules
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gruppetto.engines.router.prefixes import Prefixes
@@ -15,6 +15,7 @@ def facts(value, session=None):
     return read_facts(json.dumps(value).encode(), session, None)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(ids=st.lists(st.integers(0, 99999), min_size=1, max_size=50), budget=st.integers(1, 999))
 def test_ids_are_counted(ids, budget):
     found = facts({"input_ids": ids, "sampling_params": {"max_new_tokens": budget}, "rid": "r", "stream": True})
@@ -22,6 +23,7 @@ def test_ids_are_counted(ids, budget):
     assert (found.rid, found.stream, found.single) == ("r", True, True)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     prompts=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5),
     n=st.integers(1, 3),
@@ -61,6 +63,7 @@ def test_the_key_is_the_headers_then_the_bodys():
     assert facts({"text": "x"}).ask.session is None
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.binary(max_size=80))
 def test_any_bytes_are_read_or_no_json(raw):
     read_facts(raw, None, Prefixes())

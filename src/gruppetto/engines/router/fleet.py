@@ -13,7 +13,6 @@ from enum import Enum
 from typing import Any
 
 from gruppetto.clock import now
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.http1 import Connection
 from gruppetto.engines.router.prefixes import Prefixes
 from gruppetto.engines.router.router import Router
@@ -22,6 +21,7 @@ from gruppetto.engines.router.tickets import Outcome, Place, Ticket
 from gruppetto.engines.router.upstream import Upstream
 from gruppetto.engines.router.wire import Facts
 from gruppetto.engines.serve.refusal import Refusal
+from gruppetto.routing.concurrency import Reading
 
 
 class State(Enum):

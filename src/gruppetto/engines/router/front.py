@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +16,11 @@ from functools import partial
 from aiohttp import web
 
 from gruppetto.engines.router import control, forward, info
-from gruppetto.engines.router.access import Level, authorise
 from gruppetto.engines.router.fleet import Fleet
 from gruppetto.engines.router.settings import RouteSettings
 from gruppetto.engines.router.watch import beat, watch
+from gruppetto.engines.serve.access import Level, authorise
+from gruppetto.engines.serve.listening import ending
 from gruppetto.engines.serve.refusal import Refusal, json_response
 from gruppetto.errors import GruppettoError, UserError
 
@@ -166,16 +165,7 @@ class Front:
 
 async def run(front: Front, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM (0) or Ctrl-C (130); a second signal ends the process as usual."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def end(kind: signal.Signals, code: int) -> None:
-        loop.remove_signal_handler(kind)
-        if not ended.done():
-            ended.set_result(code)
-
-    loop.add_signal_handler(signal.SIGTERM, end, signal.SIGTERM, 0)
-    loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT, 130)
+    ended = ending()
     try:
         await front.open()
         say(_line(front))
@@ -187,8 +177,5 @@ async def run(front: Front, say: Callable[[str], None]) -> int:
 
 
 def _line(front: Front) -> str:
-    host = front.settings.host
-    where = f"http://{f'[{host}]' if ':' in host else host}"
-    control = "" if front.control_port is None else f", control on {where}:{front.control_port}"
-    count = len(front.settings.engines)
-    return f"routing to {count} engines on {where}:{front.port}{control} (pid {os.getpid()})"
+    what = f"routing to {len(front.settings.engines)} engines"
+    return front.settings.line(what, front.port, front.control_port)

@@ -23,15 +23,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.lengths import Lengths
 from gruppetto.engines.router.order import SeatOrder
-from gruppetto.engines.router.prices import Prices
-from gruppetto.engines.router.rules import Rules
 from gruppetto.engines.router.seats import Seat
 from gruppetto.engines.router.sessions import Session, Sessions
 from gruppetto.engines.router.tickets import Ask, Outcome, Place, Ticket
 from gruppetto.engines.router.waiting import Waiting
+from gruppetto.routing.concurrency import Reading
+from gruppetto.routing.moving import pays
+from gruppetto.routing.prices import Prices
+from gruppetto.routing.rules import Rules
 
 _WEIGHT = 0.3
 """Of the newest turn in the mean of a session's turns."""
@@ -196,8 +197,7 @@ class Router:
         self._ticks += 1
         every = 1 + sum(len(seat.live) for seat in seats) // _GUESSES
         for i, seat in enumerate(seats):
-            seat.fade(now, self.rules.slow_s, self._fastest)
-            seat.slow = seat.pace > self.rules.slow * self._fastest
+            seat.judge(now, self._fastest)
             seat.expire(now - self.sessions.hold_s, self.sessions.ended)
             if (i + self._ticks) % every == 0:
                 self._guess(seat, now)
@@ -259,7 +259,7 @@ class Router:
             return True
         stays = home.finish_s(ticket, self.prices, now, cached=cached, fastest=self._fastest)
         moves = there.finish_s(ticket, self.prices, now, cached=0, fastest=self._fastest)
-        return moves + max(self.rules.gain_s, self.rules.gain * stays) < stays
+        return pays(self.rules, stays_s=stays, moves_s=moves)
 
     def _place(self, ticket: Ticket, seat: Seat, now: float) -> None:
         if ticket.queue is not None:

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from math import exp, log
 
-from gruppetto.engines.router.concurrency import Cap, Reading
-from gruppetto.engines.router.prices import Prices
-from gruppetto.engines.router.rules import Rules
 from gruppetto.engines.router.sessions import Session
 from gruppetto.engines.router.tickets import Place, Ticket
 from gruppetto.engines.router.waiting import Waiting
-
-_PACE = 0.2
-"""Weight of a new observation of an engine's slowness; the first ones weigh more."""
-
-
-_EQUAL = 2.0
-"""Paces that differ by less are taken to be the same."""
+from gruppetto.routing.concurrency import Cap, Reading
+from gruppetto.routing.moving import beside, run_s, taken, wait_s
+from gruppetto.routing.pace import Pace
+from gruppetto.routing.prices import Prices
+from gruppetto.routing.rules import Rules
 
 
 class Seat:
@@ -44,8 +38,7 @@ class Seat:
         self.own = Waiting(rules.patience_s)
         """Those that wait for this engine, since their prefix is here."""
         self._idle: deque[tuple[float, int, Session]] = deque()
-        self._log_pace, self._paces = 0.0, 0
-        self._paced_at = 0.0
+        self._pace = Pace(rules)
         self.stamp = 0
         """Grows with every change that the order of engines depends on."""
         self.slow = False
@@ -71,26 +64,29 @@ class Seat:
 
     def score(self, mean: float, fastest: float) -> float:
         """How much of this engine would be taken with one more: of what it may decode, and of its KV."""
-        use = self.slowness(fastest) * (self.expected + mean) / (mean * max(1, self.cap.value))
-        if self.kv_capacity:
-            use += (self.kv_live + self.kv_held) / self.kv_capacity
-        return use + (1e6 if self.slow else 0.0)
+        kv = (self.kv_live + self.kv_held) / self.kv_capacity if self.kv_capacity else 0.0
+        slowness = self.slowness(fastest)
+        return taken(expected=self.expected, mean=mean, limit=self.cap.value, kv=kv, slowness=slowness, slow=self.slow)
 
     def finish_s(self, ticket: Ticket, prices: Prices, now: float, *, cached: int, fastest: float) -> float:
         """Seconds from now until it would be done here: waiting, prefill, decoding beside those that run."""
-        tokens, slowness = ticket.expected, self.slowness(fastest)
-        beside = min(float(self.rows), self.expected / max(1.0, tokens))
-        uncached = ticket.ask.context - cached
-        took = prices.prefill_s * uncached * self._rules.margin + tokens * prices.step_s(beside + 1)
-        return slowness * took + self.wait_s(prices, now, fastest)
+        tokens = ticket.expected
+        step_s = prices.step_s(beside(self.rows, self.expected, tokens) + 1)
+        took = run_s(
+            uncached=ticket.ask.context - cached,
+            tokens=tokens,
+            prefill_s=prices.prefill_s,
+            step_s=step_s,
+            margin=self._rules.margin,
+        )
+        return self.slowness(fastest) * took + self.wait_s(prices, now, fastest)
 
     def wait_s(self, prices: Prices, now: float, fastest: float) -> float:
-        """Seconds until one that comes now is let in: those in front, and one that runs, end at the usual rate."""
+        """Seconds until one that comes now is let in."""
         if self.room(now) > len(self.own):
             return 0.0
-        rows = max(1, self.rows)
-        ends_s = self.expected / rows * prices.step_s(rows) * self.slowness(fastest)
-        return ends_s * (len(self.own) + 1) / rows
+        step_s = prices.step_s(max(1, self.rows)) * self.slowness(fastest)
+        return wait_s(rows=self.rows, expected=self.expected, step_s=step_s, ahead=len(self.own))
 
     # -- what comes and goes ------------------------------------------------------------------------------------------
 
@@ -162,25 +158,21 @@ class Seat:
     @property
     def pace(self) -> float:
         """Times the time that the prices say; to be compared with other engines'."""
-        return exp(self._log_pace)
+        return self._pace.value
 
     def slowness(self, fastest: float) -> float:
-        """Times the pace of the fastest engine; small differences are noise and count as none."""
-        times = self.pace / fastest
-        return times if times > _EQUAL else 1.0
+        """Times the pace of the fastest engine; small differences count as none."""
+        return self._pace.slowness(fastest)
 
     def paced(self, ratio: float, now: float) -> None:
         """An observation: something took `ratio` times as long as the prices say."""
-        self._paces += 1
-        weight = max(_PACE, 1 / (1 + self._paces))
-        self._log_pace += weight * (log(max(1e-3, min(1e3, ratio))) - self._log_pace)
-        self._paced_at = now
+        self._pace.observe(ratio, now)
 
-    def fade(self, now: float, since: float, fastest: float) -> None:
-        """Where nothing new was measured the judgement fades, so that a slow engine gets another chance."""
-        if self.slow and not self.live and now - self._paced_at > since:
-            self._log_pace = (self._log_pace + log(fastest)) / 2
-            self._paced_at = now
+    def judge(self, now: float, fastest: float) -> None:
+        """Whether it is slow; an old judgement fades."""
+        if self.slow and not self.live:
+            self._pace.fade(now, fastest)
+        self.slow = self._pace.is_slow(fastest)
 
     def read(self, reading: Reading) -> int:
         """Takes in what the engine says; returns how many of the youngest should be given back."""

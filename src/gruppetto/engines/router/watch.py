@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from gruppetto.clock import now
-from gruppetto.engines.router.concurrency import Reading
 from gruppetto.engines.router.fleet import Fleet, Served, State
 from gruppetto.engines.router.http1 import Broken, Head
 from gruppetto.engines.router.upstream import NotSent
+from gruppetto.routing.concurrency import Reading
 
 log = logging.getLogger(__name__)
 _BEAT_S = 0.2

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import resource
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any, Literal
 
 from gruppetto.engines.embedded.engine import EmbeddedEngine
 from gruppetto.engines.embedded.load import refuse
+from gruppetto.engines.serve.listening import ending, many_files
 from gruppetto.engines.serve.served import ServedEngine
 from gruppetto.engines.serve.server import Server
 from gruppetto.engines.serve.settings import ModelCard, ServeSettings
@@ -92,17 +90,8 @@ def _eos_ids(path: Path, config: Any) -> tuple[int, ...]:
 
 async def run(server: Server, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM (0) or Ctrl-C (130); a second signal ends the process as usual."""
-    _many_files()
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def end(kind: signal.Signals, code: int) -> None:
-        loop.remove_signal_handler(kind)
-        if not ended.done():
-            ended.set_result(code)
-
-    loop.add_signal_handler(signal.SIGTERM, end, signal.SIGTERM, 0)
-    loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT, 130)
+    many_files()
+    ended = ending()
     try:
         await server.open()
         starting = asyncio.ensure_future(server.start())
@@ -121,14 +110,5 @@ async def run(server: Server, say: Callable[[str], None]) -> int:
 
 
 def _line(server: Server) -> str:
-    host = server.settings.host
-    where = f"http://{f'[{host}]' if ':' in host else host}"
-    control = "" if server.control_port is None else f", control on {where}:{server.control_port}"
-    return f"serving {server.card.name} on {where}:{server.port}{control} (pid {os.getpid()})"
-
-
-def _many_files() -> None:
-    """A socket is an open file: as many as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    what = f"serving {server.card.name}"
+    return server.settings.line(what, server.port, server.control_port)

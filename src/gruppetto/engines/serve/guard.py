@@ -7,15 +7,15 @@ what nobody foresaw is a 500 that says so in the log, with nothing of it in the 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from gruppetto.engines.serve.access import Level, authorise
 from gruppetto.engines.serve.hub import Hub
 from gruppetto.engines.serve.refusal import Refusal, json_response
-from gruppetto.engines.serve.routes import Level, Route
+from gruppetto.engines.serve.routes import Route
 from gruppetto.engines.serve.settings import ServeSettings
 from gruppetto.errors import GruppettoError, UserError
 
@@ -49,20 +49,6 @@ async def _to_its_end(hub: Hub, route: Route, request: web.Request) -> web.Strea
     task = asyncio.create_task(call())
     hub.calls.keep(task)
     return await asyncio.shield(task)
-
-
-def authorise(request: web.Request, level: Level, settings: ServeSettings) -> None:
-    """Raises `Refusal` (401) without the key that a level needs."""
-    if level is Level.OPEN:
-        return
-    admin = [settings.admin_api_key] if settings.admin_api_key else []
-    user = [settings.api_key] if settings.api_key else []
-    keys = admin or user if level is Level.CONTROL else [*user, *admin] if user else []
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    right = [hmac.compare_digest(given.strip().encode(errors="surrogateescape"), key.encode()) for key in keys]
-    if keys and not (kind.lower() == "bearer" and any(right)):
-        which = "admin API key" if level is Level.CONTROL and admin else "API key"
-        raise Refusal(f"send the {which} as Authorization: Bearer KEY", 401)
 
 
 @web.middleware

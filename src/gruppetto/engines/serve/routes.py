@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from aiohttp import web
 
 from gruppetto.engines.serve import chat, completions, control_routes, generate, info, metrics, receiving
+from gruppetto.engines.serve.access import Level
 from gruppetto.engines.serve.hub import Hub
 
 Handler = Callable[[Hub, web.Request], Awaitable[web.StreamResponse]]
-
-
-class Level(Enum):
-    """OPEN needs no key, USER the ordinary one, CONTROL the admin's where there is one."""
-
-    OPEN = "open"
-    USER = "user"
-    CONTROL = "control"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from functools import partial
 from aiohttp import web
 
 from gruppetto.clock import now, wall
+from gruppetto.engines.serve.access import Level
 from gruppetto.engines.serve.calls import Calls
 from gruppetto.engines.serve.control import Control
 from gruppetto.engines.serve.guard import failures_as_json, guarded
 from gruppetto.engines.serve.hub import Hub, Rate
 from gruppetto.engines.serve.refusal import Refusal
-from gruppetto.engines.serve.routes import ROUTES, Level, Route
+from gruppetto.engines.serve.routes import ROUTES, Route
 from gruppetto.engines.serve.served import ServedEngine
 from gruppetto.engines.serve.settings import ModelCard, ServeSettings
 from gruppetto.engines.serve.text import ChatTokenizer

@@ -7,7 +7,7 @@ from enum import Enum
 
 from aiohttp import web
 
-from gruppetto.engines.router.settings import RouteSettings
+from gruppetto.engines.serve.listening import Listening
 from gruppetto.engines.serve.refusal import Refusal
 
 
@@ -19,7 +19,7 @@ class Level(Enum):
     CONTROL = "control"
 
 
-def authorise(request: web.BaseRequest, level: Level, settings: RouteSettings) -> None:
+def authorise(request: web.BaseRequest, level: Level, settings: Listening) -> None:
     """Raises `Refusal` (401) without the key that a level needs."""
     if level is Level.OPEN or not (settings.api_key or settings.admin_api_key):
         return
@@ -27,7 +27,7 @@ def authorise(request: web.BaseRequest, level: Level, settings: RouteSettings) -
     user = [settings.api_key] if settings.api_key else []
     keys = admin or user if level is Level.CONTROL else [*user, *admin] if user else []
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    right = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+    right = [hmac.compare_digest(given.strip().encode(errors="surrogateescape"), key.encode()) for key in keys]
     if keys and not (kind.lower() == "bearer" and any(right)):
         which = "admin API key" if level is Level.CONTROL and admin else "API key"
         raise Refusal(f"send the {which} as Authorization: Bearer KEY", 401)

@@ -1,10 +1,8 @@
-"""The router's settings: what it holds back, when a session moves, how the limit of an engine grows and shrinks."""
+"""The figures: what is held back, when a session moves, how the limit of an engine grows and shrinks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from gruppetto.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ class PriceRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """All of the library's settings."""
+    """All of them."""
 
     hold: float = 0.9
     """Share of an engine's KV that requests which bring none there and held contexts may fill together."""
@@ -81,12 +79,3 @@ class Rules:
     """Sessions remembered; the ones unused for longest are forgotten first."""
     cap: CapRules = field(default_factory=CapRules)
     prices: PriceRules = field(default_factory=PriceRules)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.hold <= 1:
-            raise UserError(f"hold = {self.hold:g} is no share of an engine's KV; write 0.9 (more than 0, at most 1)")
-        if self.slow <= 1 or self.margin < 1:
-            raise UserError(
-                f"slow = {self.slow:g} and margin = {self.margin:g} are times something; write slow more than 1 and "
-                "margin at least 1"
-            )

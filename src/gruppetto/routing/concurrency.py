@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gruppetto.engines.router.rules import CapRules
+from gruppetto.routing.rules import CapRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class Cap:
         self._preemptions: int | None = None
         self._sent: list[float] = []
 
-    def ended(self) -> None:
-        """A request has come back."""
-        self._ended += 1
+    def ended(self, count: int = 1) -> None:
+        """So many requests have come back."""
+        self._ended += count
 
     def read(self, reading: Reading, live: int) -> int:
         """Takes a reading in, `live` requests being there. Returns how many of the youngest should be given back."""

@@ -9,7 +9,7 @@ a few times a second at most.
 
 from __future__ import annotations
 
-from gruppetto.engines.router.rules import PriceRules
+from gruppetto.routing.rules import PriceRules
 
 _RIDGE = 0.1
 """Requests that the priors weigh as much as: they fill in what was never varied, such as the batch, and no more."""
