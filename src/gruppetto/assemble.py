@@ -24,9 +24,10 @@ from gruppetto.config.schema import Config
 from gruppetto.controller import Controller, Interrupted, Stages
 from gruppetto.data.source import RowSource, build_source
 from gruppetto.data.tokenizer import HFTokenizer
-from gruppetto.engines.base import Engine, pause_all
+from gruppetto.engines.base import Engine
 from gruppetto.errors import UserError
 from gruppetto.evaluation import Evaluator
+from gruppetto.first_weights import bring_first_weights, build_channel, kv_kept
 from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.environment import environment
@@ -37,10 +38,8 @@ from gruppetto.rewards.build import build_reward
 from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.trainer.base import Trainer
-from gruppetto.weights.base import WeightChannel
 
 INTERRUPTED = 130
-FIRST_PAUSE_S = 120.0
 GENERATE_GRACE_S = 120.0
 """An HTTP request outlives the rollout's deadline by so much, for its abort to bring back what was made."""
 
@@ -157,11 +156,12 @@ async def _stages(
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
         await trainer.start()
-        channel = build_channel(config, folder.path / "weights", tokenizer, trainer)
+        channel = await build_channel(config, folder.path / "weights", tokenizer, trainer, engines, recorder)
         if config.engine.type != "embedded":
-            await _bring_first_weights(channel, trainer, engines)
+            await bring_first_weights(channel, trainer, engines)
         settings = loop_settings(config, tokenizer.eos_ids)
         loop = RolloutLoop(settings, build_policy(config), engines, reward, source, recorder)
+        channel.tell = loop.tell
         stack.push_async_callback(loop.close)
         chooser = _chooser(config, loop, stack)
         yield Stages(
@@ -180,7 +180,7 @@ async def _stages(
             ),
             decode=tokenizer.decode,
             record_rollouts=config.log.rollouts,
-            kv_kept=config.engine.kv_on_swap == "keep" and config.run.placement == "disaggregated",
+            kv_kept=kv_kept(config),
             restarts=config.engine.restarts,
             chooser=chooser,
             offsets=folder.offsets,
@@ -193,19 +193,10 @@ def _chooser(config: Config, loop: RolloutLoop, stack: contextlib.AsyncExitStack
         return None
     beside = AskBeside()
     stack.callback(beside.close)
-    kv_kept = config.engine.kv_on_swap == "keep" and config.run.placement == "disaggregated"
-    settings = auto_settings(config, turns=False, kv_kept=kv_kept, waits=config.run.deterministic)
+    settings = auto_settings(config, turns=False, kv_kept=kv_kept(config), waits=config.run.deterministic)
     chooser = Chooser(settings, beside, loop)
     stack.push_async_callback(chooser.close)
     return chooser
-
-
-async def _bring_first_weights(channel: WeightChannel, trainer: Trainer, engines: list[Engine]) -> None:
-    """What a server serves is known only when it was given it; and if that cannot work, it is said before step 1."""
-    await pause_all(engines, "abort", FIRST_PAUSE_S)
-    await channel.publish(trainer.version, trainer.export(), engines)
-    for engine in engines:
-        await engine.resume()
 
 
 def build_engines(config: Config, tokenizer: HFTokenizer, folder: RunFolder) -> list[Engine]:
@@ -281,18 +272,6 @@ def build_trainer(config: Config) -> Trainer:
         total_steps=config.run.steps,
         seed=config.run.seed,
     )
-
-
-def build_channel(config: Config, folder: Path, tokenizer: HFTokenizer, trainer: Trainer) -> WeightChannel:
-    """The channel of the [weights] section; `folder` is the disk channel's."""
-    from gruppetto.weights.channels.choose import choose, probe_for
-
-    weights = config.weights
-    if config.engine.type != "embedded":  # the engines themselves put buckets on disk and have servers read them
-        return choose("inprocess", "full", weights.bucket_mb << 20, folder)
-    probe = probe_for(tokenizer.encode, config.engine.context, trainer)
-    size, every = weights.bucket_mb << 20, weights.verify_every
-    return choose(weights.channel, weights.mode, size, folder, verify_every=every, probe=probe)
 
 
 def _set_threads(config: Config) -> None:

@@ -42,7 +42,8 @@ class Publisher:
 
     async def to_serving(self, version: int) -> None:
         """To every engine that serves, while they are paused. Raises `RunError` where none is left."""
-        mode: PauseMode = "abort" if self._stages.loop.pool.colocated else "keep"
+        usual: PauseMode = "abort" if self._stages.loop.pool.colocated else "keep"
+        mode = self._stages.channel.pause or usual
         if await self._to_those_left([engine.name for engine in self.serving()], version, mode):
             return
         await self.settled()  # those that come back have taken it

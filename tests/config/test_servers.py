@@ -35,7 +35,11 @@ SERVE = ["gruppetto", "serve", "{model}", "--port", "{port}"]
             {"run": {"deterministic": True}},
             "at its own pace",
         ),
-        ({"type": "sglang", "command": [sys.executable, "{port}"]}, {"weights": {"channel": "shm"}}, "on disk"),
+        ({"type": "vllm", "python": sys.executable}, {"weights": {"channel": "shm"}}, "weights from disk; write"),
+        ({"type": "vllm", "python": sys.executable}, {"weights": {"mode": "delta"}}, "weights.mode = 'full'"),
+        ({"type": "sglang", "urls": ["http://h:1"]}, {"weights": {"channel": "inprocess"}}, "is a server"),
+        ({}, {"weights": {"release_kv": True, "pause": "keep"}}, "write weights.pause = 'abort'"),
+        ({}, {"weights": {"release_kv": True}, "run": {"placement": "disaggregated"}}, "write weights.pause = 'abort'"),
         (
             {"type": "vllm", "python": sys.executable},
             {"rollout": {"temperature": 0.7, "top_p": 0.9}},
@@ -60,6 +64,9 @@ def test_each_problem_is_one_line_with_what_to_write(engine, more, said):
         ({"type": "vllm", "python": sys.executable}, {"rollout": {"temperature": 0.7}}),
         ({"type": "vllm", "python": sys.executable}, {"rollout": {"top_p": 0.9}}),
         ({"type": "sglang", "command": [sys.executable, *SERVE[1:]]}, {"weights": {"channel": "disk"}}),
+        ({"type": "sglang", "command": [sys.executable, *SERVE[1:]]}, {"weights": {"channel": "shm", "mode": "delta"}}),
+        ({"type": "sglang", "urls": ["http://h:1"]}, {"weights": {"channel": "gloo"}}),
+        ({}, {"weights": {"release_kv": True}}),
     ],
 )
 def test_what_goes_together_is_let_through(engine, more):

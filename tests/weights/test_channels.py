@@ -3,6 +3,8 @@
 import contextlib
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from safetensors.torch import load_file
 
 from gruppetto.errors import RunError, UserError
 from gruppetto.weights.buckets import plan_buckets
-from gruppetto.weights.channels.base import BUFFERS, Offer, places_of, plans_of
-from gruppetto.weights.channels.choose import choose
+from gruppetto.weights.channels.base import BUFFERS, Offer, host_id, places_of, plans_of
+from gruppetto.weights.channels.choose import Asked, make, within
 from gruppetto.weights.channels.disk import KEEP, DiskSink, DiskStream
 from gruppetto.weights.channels.feed import Plain, bytes_of, pump
 from gruppetto.weights.channels.gloo import GlooSink, GlooStream
+from gruppetto.weights.channels.reach import Chosen, Reach, address_towards, decide
 from gruppetto.weights.channels.shm import ShmSink, ShmStream
 from gruppetto.weights.channels.sums import CHUNK, WIDTH, copied, summed
 from gruppetto.weights.inprocess import InProcessChannel
@@ -253,15 +256,59 @@ def test_places_that_are_no_plan_are_refused(change):
 # --- choice ----------------------------------------------------------------------------------------------------------
 
 
-def test_auto_takes_what_is_there(tmp_path):
-    assert isinstance(choose("auto", "full", 1 << 20, tmp_path), InProcessChannel)
-    for arguments in ({"mode": "delta"}, {"mode": "full", "apart": True}, {"mode": "full", "channel": "disk"}):
-        chosen = choose(**({"channel": "auto", "bucket_bytes": 1 << 20, "folder": tmp_path} | arguments))
-        assert isinstance(chosen, TwoPhase)
+def test_auto_takes_what_is_there_in_this_process(tmp_path):
+    asked = Asked(folder=tmp_path)
+    assert isinstance(make(within("auto", "full"), asked), InProcessChannel)
+    assert isinstance(make(Chosen(way="staged", why=""), asked), InProcessChannel)
+    for chosen in (within("auto", "delta"), within("disk", "full"), within("gloo", "delta")):
+        assert isinstance(make(chosen, asked), TwoPhase)
     with pytest.raises(UserError, match=r"write weights\.channel"):
-        choose("inprocess", "delta", 1 << 20, tmp_path)
+        within("inprocess", "delta")
     with pytest.raises(UserError, match="needs a folder"):
         PublishSettings(channel="disk")
+
+
+HERE, OTHER = "boot mnt", "other mnt"
+REACHES = st.lists(
+    st.builds(Reach, engine=st.just("e"), url=st.just("http://h:1"), lacks=st.sampled_from(["", "has no route"]),
+              host=st.sampled_from([HERE, OTHER, ""])),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(st.sampled_from(["auto", "inprocess", "shm", "disk", "gloo"]), st.sampled_from(["full", "delta"]), REACHES)
+def test_every_server_can_take_what_is_chosen_and_what_cannot_be_is_one_line(channel, mode, reaches):
+    try:
+        chosen, said = decide(channel, mode, reaches, HERE), ""
+    except UserError as error:
+        chosen, said = None, str(error)
+    if chosen is None:
+        assert channel != "auto" or mode == "delta"
+        assert "\n" not in said
+        assert "write weights." in said
+        assert said.startswith(("weights.channel = ", "weights.mode = "))
+        return
+    assert chosen.why
+    assert chosen.way == channel or channel == "auto" or (channel, chosen.way) == ("disk", "staged")
+    lacking = any(reach.lacks for reach in reaches)
+    assert lacking == (chosen.way == "staged")
+    assert not lacking or mode == "full"
+    if chosen.way == "shm":
+        assert all(reach.host == HERE for reach in reaches)
+
+
+def test_shared_memory_is_never_taken_where_the_host_cannot_be_told():
+    assert decide("auto", "full", [Reach(engine="e", url="http://h:1", host="")], "").way == "gloo"
+
+
+def test_the_address_towards_a_server_here_is_loopback():
+    assert address_towards(["http://127.0.0.1:30000", "http://localhost"]) == "127.0.0.1"
+
+
+def test_this_process_and_one_like_it_see_one_host():
+    command = "from gruppetto.weights.channels.base import host_id; print(host_id())"
+    other = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == host_id() != ""
 
 
 def test_an_offer_travels_as_json():

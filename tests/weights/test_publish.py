@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from gruppetto.engines.base import GenerateRequest, Sampling
 from gruppetto.engines.embedded.engine import EmbeddedEngine
 from gruppetto.errors import EngineError, UserError
-from gruppetto.weights.channels.order import Order, publish_in_order
+from gruppetto.weights.channels.order import Order, Ordered
 from gruppetto.weights.channels.probe import Probe
 from gruppetto.weights.publish import PublishSettings, TwoPhase
 
@@ -151,19 +151,28 @@ async def test_a_swap_that_no_digest_sees_sounds_the_alarm_and_fences(engines, t
 
 
 @pytest.mark.parametrize(
-    "order", [Order(), Order(pause="abort"), Order(pause="abort", release_kv=True)], ids=["keep", "abort", "release"]
-)
+    "order", [Order(pause="keep"), Order(pause="abort"), Order(pause="abort", release_kv=True)],
+    ids=["keep", "abort", "release"],
+)  # fmt: skip
 async def test_the_whole_order_leaves_no_old_kv_and_loses_no_request(order, engines, trainer, tmp_path):
     (engine,) = await engines("a", context=256, kv_on_swap="recompute")
     await engine.resume()
-    probe = Probe(PROMPTS, trainer.token_logprobs)
-    publish = publisher("shm", tmp_path, probe=probe)
+    probe, told = Probe(PROMPTS, trainer.token_logprobs), []
+    publish = Ordered(publisher("shm", tmp_path, probe=probe), order, lambda kind, **fields: told.append(fields))
     request = GenerateRequest(rid="r", token_ids=[5, 6, 7], sampling=Sampling(max_tokens=200))
     running = asyncio.create_task(engine.generate(request))
     await until(lambda: engine.stats().decode_tokens_total)
     step(trainer._model, 1)
-    await publish_in_order(publish, 1, trainer.export(), [engine], order)
+    steps = watched(engine)
+    await engine.pause(publish.pause)
+    await publish.publish(1, trainer.export(), [engine])
+    await engine.resume()
     result = await running
+    around = (["release_memory"], ["restore_memory"]) if order.release_kv else ([], [])
+    before_the_probe = [order.pause, *around[0], "open_weights", "close_weights", *around[1], "flush", "resume"]
+    assert steps == [*before_the_probe, "keep", "resume"]
+    assert [(row["version"], row["kinds"], row["failed"]) for row in told] == [(1, {"a": "full"}, [])]
+    assert told[0]["bytes"] == sum(tensor.nbytes for _, tensor in trainer.export())
     versions = [segment.version for segment in result.segments]
     assert versions == ([0, 1] if order.pause == "keep" else [0])
     assert probe.last["a"].mismatch_kl < 1e-6
@@ -174,6 +183,38 @@ async def test_the_whole_order_leaves_no_old_kv_and_loses_no_request(order, engi
         assert max(abs(a - b) for a, b in zip(own, last.logprobs, strict=True)) < 1e-3
 
 
+def watched(engine) -> list:
+    """What is asked of an engine from now on, in order; a pause by its mode."""
+    steps = []
+    for name in ("pause", "release_memory", "open_weights", "close_weights", "restore_memory", "flush", "resume"):
+        call = getattr(engine, name)
+
+        async def asked(*args, name=name, call=call):
+            steps.append(args[0] if name == "pause" else name)
+            return await call(*args)
+
+        setattr(engine, name, asked)
+    return steps
+
+
+async def test_memory_comes_back_also_where_another_engine_missed(engines, trainer, tmp_path):
+    good, gone = await engines("a", "b")
+    for engine in (good, gone):
+        await engine.pause("abort")
+    publish = Ordered(publisher("shm", tmp_path), Order(pause="abort", release_kv=True))
+
+    async def lost():
+        raise EngineError("b", "is gone")
+
+    gone.weights = lost
+    with pytest.raises(EngineError, match="engine b: is gone"):
+        await publish.publish(1, trainer.export(), [good, gone])
+    assert good.stats().version == 1
+    await good.resume()
+    request = GenerateRequest(rid="r", token_ids=[5, 6, 7], sampling=Sampling(max_tokens=2))
+    assert (await good.generate(request)).num_tokens == 2
+
+
 def test_kv_is_not_released_under_kept_requests():
     with pytest.raises(UserError, match="pause = 'abort'"):
-        Order(release_kv=True)
+        Order(pause="keep", release_kv=True)

@@ -52,8 +52,8 @@ class WeightsSection(Section):
 
     channel: Literal["auto", "inprocess", "shm", "disk", "gloo"] = "auto"
     """inprocess: copied, never aliased; shm: shared memory of this host; disk: safetensors in the run's folder; gloo: a
-    broadcast over TCP; auto: inprocess for engines in this process, shm for others on this host and for mode = "delta".
-    """
+    broadcast over TCP. auto: inprocess for engines in this process, shm for deltas; for servers it asks them: shm where
+    all run on this host, gloo where one does not, disk where one reads weights from disk only (SGLang, vLLM)."""
     mode: Literal["full", "delta"] = "full"
     """full: everything each time; delta: what changed, where that is less."""
     bucket_mb: Positive = 64
@@ -61,3 +61,8 @@ class WeightsSection(Section):
     verify_every: Annotated[int, Field(ge=0)] = 16
     """After the first and every so many publishes engines read back all they hold (0: the first only); inprocess never
     does."""
+    pause: Literal["auto", "keep", "abort"] = "auto"
+    """What becomes of requests that run while weights change. keep: held, and go on under the new ones; abort: they
+    come back with what they made, and are resumed later. auto: keep where rollouts go on while the trainer trains."""
+    release_kv: bool = False
+    """Engines give the KV's memory back while weights are on their way; needs pause = "abort"."""

@@ -21,6 +21,7 @@ TO_START = ("python", "command", "args")
 
 def engine_problems(config: Config) -> Iterator[str]:
     """One line each."""
+    yield from _kv_while_updating(config)
     if config.engine.type == "embedded":
         yield from _embedded(config)
         return
@@ -29,6 +30,16 @@ def engine_problems(config: Config) -> Iterator[str]:
         yield from _running(config)
     else:
         yield from _started_here(config)
+
+
+def _kv_while_updating(config: Config) -> Iterator[str]:
+    weights = config.weights
+    kept = weights.pause == "keep" or (weights.pause == "auto" and config.run.placement == "disaggregated")
+    if weights.release_kv and kept:
+        yield (
+            f"weights.release_kv = true with weights.pause = '{weights.pause}': requests are kept in the KV that would "
+            "be released; write weights.pause = 'abort'"
+        )
 
 
 def _embedded(config: Config) -> Iterator[str]:
@@ -50,17 +61,29 @@ def _with_servers(config: Config) -> Iterator[str]:
             f"run.deterministic = true with engine.type = '{kind}': a server decodes at its own pace, so that no two "
             "runs are alike; write engine.type = 'embedded' or run.deterministic = false"
         )
-    if config.weights.channel not in ("auto", "disk") or config.weights.mode != "full":
-        yield (
-            f"weights.channel = '{config.weights.channel}', weights.mode = '{config.weights.mode}': weights reach "
-            f"engine.type = '{kind}' as model folders on disk; write weights.channel = 'auto', weights.mode = 'full'"
-        )
+    yield from _weights(config)
     cut = rollout.top_p < 1 or rollout.top_k > 0
     if kind == "vllm" and cut and rollout.temperature not in (0.0, 1.0):
         yield (
             f"rollout.temperature = {rollout.temperature:g} with top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: "
             "vLLM's logprobs are either before the temperature or after top_p and top_k, and the trainer needs those "
             "between; write rollout.temperature = 1.0, or top_p = 1.0 and top_k = 0"
+        )
+
+
+def _weights(config: Config) -> Iterator[str]:
+    """What the usual commands start reads whole weights from disk; other servers are asked when they run."""
+    weights, engine = config.weights, config.engine
+    if weights.channel == "inprocess":
+        yield (
+            f"weights.channel = 'inprocess' is for engines in this process, and engine.type = '{engine.type}' is a "
+            "server; write weights.channel = 'auto'"
+        )
+    elif not (engine.urls or engine.command) and (weights.channel not in ("auto", "disk") or weights.mode != "full"):
+        yield (
+            f"weights.channel = '{weights.channel}', weights.mode = '{weights.mode}': {engine.type} reads whole "
+            "weights from disk; write weights.channel = 'auto', weights.mode = 'full', or engine.command = "
+            '["gruppetto", "serve", "{model}", "--port", "{port}"]'
         )
 
 

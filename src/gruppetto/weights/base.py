@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gruppetto.engines.base import Engine
+    from gruppetto.engines.base import Engine, PauseMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,11 @@ class Receipt:
 
 
 class WeightChannel(ABC):
-    """Brings weights to engines. The caller has paused the engines and resumes them afterwards."""
+    """Brings weights to engines. The caller has paused the engines and resumes them afterwards.
+
+    `pause`: how it is to pause them; None where that is the caller's to say."""
+
+    pause: PauseMode | None = None
 
     @abstractmethod
     async def publish(

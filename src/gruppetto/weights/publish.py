@@ -77,14 +77,19 @@ class TwoPhase(WeightChannel):
     ) -> list[Receipt]:
         """`deliver`, and the probe where it is due: for that the engines run a moment, each under the new version."""
         receipts = await self.deliver(version, tensors, engines)
-        if self._to_probe(version):
-            for engine in engines:
-                await engine.resume()
-            try:
-                await self.verify(version, engines)
-            finally:
-                await asyncio.gather(*(engine.pause("keep") for engine in engines), return_exceptions=True)
+        await self.probe_paused(version, engines)
         return receipts
+
+    async def probe_paused(self, version: int, engines: Sequence[Engine]) -> None:
+        """`verify` of engines that are paused, and are so again after it."""
+        if not self._to_probe(version):
+            return
+        for engine in engines:
+            await engine.resume()
+        try:
+            await self.verify(version, engines)
+        finally:
+            await asyncio.gather(*(engine.pause("keep") for engine in engines), return_exceptions=True)
 
     async def deliver(
         self, version: int, tensors: Iterable[tuple[str, Any]] | Source, engines: Sequence[Engine]
@@ -204,11 +209,18 @@ class TwoPhase(WeightChannel):
             if not fitting:
                 continue
             if self._settings.mode == "delta" and len(groups) == 1:
-                having = {name: state for name, state in known.items() if name not in states}
+                having = self._having(version, states, known)
                 prepared += await self._send_changes(version, source, fitting, having, done)
             else:
                 prepared += await self._send_full(version, source, fitting, done)
         await self._commit_all(version, prepared, done)
+
+    def _having(self, version: int, states: Mapping[str, State], known: Mapping[str, State]) -> dict[str, EngineState]:
+        """Engines that serve this version already, also those that were not asked now: an engine that comes back takes
+        it alone."""
+        told = {name: EngineState(state.boot, state.version) for name, state in known.items()}
+        served = {name: state for name, state in self._served.items() if state.version == version}
+        return {name: state for name, state in (served | told).items() if name not in states}
 
     def _fitting(self, source: Source, states: Mapping[str, State], done: Published) -> dict[str, State]:
         """Engines whose model has the trainer's names and shapes; the others have failed, with nothing sent."""
@@ -276,8 +288,9 @@ class TwoPhase(WeightChannel):
     # --- what changed ------------------------------------------------------------------------------------------------
 
     async def _send_changes(
-        self, version: int, source: Source, states: Mapping[str, State], having: Mapping[str, State], done: Published
-    ) -> list[_Prepared]:
+        self, version: int, source: Source, states: Mapping[str, State], having: dict[str, EngineState],
+        done: Published,
+    ) -> list[_Prepared]:  # fmt: skip
         """`having`: engines that have this version already; the snapshot is to know of them."""
         if not isinstance(source, Plain):
             raise UserError("weights.mode = 'delta' needs whole tensors on one rank; write weights.mode = 'full'")
@@ -289,7 +302,7 @@ class TwoPhase(WeightChannel):
         self._snapshot.drop()
         self._snapshot_pending = False
         arrays = await asyncio.to_thread(source.bits, list(specs.values()))
-        held = {name: EngineState(found.boot, found.version) for name, found in {**states, **having}.items()}
+        held = {name: EngineState(found.boot, found.version) for name, found in states.items()} | having
         proposal = await asyncio.to_thread(self._snapshot.propose, version, arrays, held)
         self._snapshot_pending = True
         for name in having:

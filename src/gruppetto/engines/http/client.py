@@ -33,7 +33,7 @@ class HttpClient:
     """Speaks to the server at `url` in the name of `engine`. `open` first; `close` may be called twice."""
 
     def __init__(self, engine: str, url: str, *, api_key: str = "") -> None:
-        self.engine, self.url = engine, url.rstrip("/")
+        self.engine, self.url, self.api_key = engine, url.rstrip("/"), api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
         self._jitter = stream(0, "http", engine)

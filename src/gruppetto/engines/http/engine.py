@@ -17,7 +17,7 @@ from typing import Any
 from gruppetto.engines.base import Capabilities, EngineStats, MemoryTag, PauseMode
 from gruppetto.engines.http.account import Told
 from gruppetto.engines.http.client import HttpClient
-from gruppetto.engines.http.errors import Lost, Unavailable
+from gruppetto.engines.http.errors import Lost, Refused, Unavailable
 from gruppetto.engines.http.requests import HttpRequests, HttpSettings
 from gruppetto.engines.http.staging import Staging
 from gruppetto.engines.http.watching import Watch
@@ -26,6 +26,7 @@ from gruppetto.engines.launch import EngineProcess
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import Bucket
 
+_TAGS: tuple[MemoryTag, ...] = ("weights", "kv")
 _TRY_S = 0.2
 _END_S = 1.0
 """A connection breaks a little before its process is known to have ended."""
@@ -34,7 +35,8 @@ _END_S = 1.0
 class HttpEngine(HttpRequests):
     """One server. With a `process` it is started and ended here; without, it runs already at the client's URL.
 
-    `connect` makes the wire once the URL is known. Weights come as model folders made by `staging`.
+    `connect` makes the wire once the URL is known. Weights come over a channel,
+    or as model folders made by `staging`.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class HttpEngine(HttpRequests):
             async with asyncio.timeout(deadlines.start):
                 self.wire = await self._reach()
                 if await self.wire.paused():
-                    await self.wire.resume()  # left so by whoever had it before
+                    await self._go_on(self.wire)  # left so by whoever had it before
                 self.facts = await self.wire.connect()
         except TimeoutError:
             await self._let_go()
@@ -94,6 +96,20 @@ class HttpEngine(HttpRequests):
         watch = Watch(self.wire, self._process, self.settings.deadlines, self._busy, self._die)
         await watch.hear()
         self._watching, self._watch = watch, asyncio.create_task(watch.run())
+
+    async def _go_on(self, wire: Wire) -> None:
+        """Ends another's pause. One who died in the middle of an update left a server without memory or without valid
+        weights, which cannot go on with them: it is given the model's folder."""
+        try:
+            await wire.resume()
+            return
+        except Refused:
+            await wire.pause("abort")
+        for tag in _TAGS:
+            with contextlib.suppress(Refused):
+                await wire.restore([tag])
+        await wire.load(self._staging.model, await wire.version(), "abort")
+        await wire.resume()
 
     async def _reach(self) -> Wire:
         """A server that answers."""
@@ -256,6 +272,34 @@ class HttpEngine(HttpRequests):
         self._labels[label] = self._version = version
         self._invalid = False
         await self._staging.loaded(version, self.name)
+
+    async def flush(self) -> bool:
+        """Forgets cached prefixes. False, and nothing is done, where requests are kept with the KV they have."""
+        wire = self._stopped("flush")
+        if self._paused == "keep" and self.settings.keep_kv:
+            return False
+        return await wire.flush()
+
+    # -- weights over a channel (`gruppetto.weights.channels.port.Remote`) --------------------------------------------
+
+    @property
+    def control_url(self) -> str:
+        """Where its routes are; another one after each start of its process."""
+        return self._url
+
+    @property
+    def control_key(self) -> str:
+        """The key for them, "" for none."""
+        return "" if self.wire is None else self.wire.client.api_key
+
+    def weights_label(self, version: int) -> str:
+        """What the server is to call a version."""
+        return self._label(version)
+
+    def weights_taken(self, version: int) -> None:
+        """The server has confirmed that it serves it, whole."""
+        self._labels[self._label(version)] = self._version = version
+        self._invalid = False
 
     # -- what is known ------------------------------------------------------------------------------------------------
 

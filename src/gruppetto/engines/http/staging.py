@@ -36,7 +36,7 @@ class Staging:
     """Under `root`; `model` is the folder whose config and tokenizer go with the weights."""
 
     def __init__(self, root: Path, model: Path) -> None:
-        self._root, self._model = root.absolute(), model
+        self._root, self.model = root.absolute(), model.absolute()
         self._versions: dict[int, _Version] = {}
 
     async def begin(self, version: int, engine: str) -> None:
@@ -71,7 +71,7 @@ class Staging:
                     raise EngineError(engine, f"commit of version {version}: {got} of {num_buckets} buckets arrived")
                 rows = [known.buckets[index] for index in sorted(known.buckets)]
                 target = self._root / f"version_{version}"
-                await asyncio.to_thread(_finish, known.place, target, self._model, rows)
+                await asyncio.to_thread(_finish, known.place, target, self.model, rows)
                 known.folder = target
             return known.folder
 

@@ -154,6 +154,11 @@ class Wire(ABC):
         """Takes the weights of a model folder, while paused in `mode`, and serves them under `label`. What was cached
         under the weights before is not used again. Raises where it cannot promise that."""
 
+    async def flush(self) -> bool:
+        """Forgets cached prefixes; False where it cannot while requests are kept. A wire whose `load` does so, and that
+        takes weights by it alone, has nothing left to do."""
+        return True
+
     @abstractmethod
     async def version(self) -> str:
         """Label of what is served now."""

@@ -6,9 +6,12 @@ bucket, how it comes); it is plain data, so that it travels as JSON; an end that
 
 from __future__ import annotations
 
+import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gruppetto.errors import RunError
@@ -55,12 +58,24 @@ class Offer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """What an engine says of its weights. `boot` changes with every start of its process; `version` None: none that
-    it could serve. `aliases` are second names of tensors in `specs`."""
+    it could serve. `aliases` are second names of tensors in `specs`; `host` is the `host_id` of its process."""
 
     boot: str
     version: int | None
     specs: tuple[Spec, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+
+
+@functools.cache
+def host_id() -> str:
+    """The kernel and the view of file systems that this process has: equal for two that can share memory through a
+    socket in a folder. "" where it cannot be told, which is equal to nothing."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        return ""
 
 
 def places_of(plans: Sequence[BucketPlan]) -> tuple[Place, ...]:

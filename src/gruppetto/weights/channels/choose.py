@@ -1,23 +1,37 @@
-"""Which channel a run's settings mean."""
+"""Which channel a run's settings mean, and the channel itself with the order around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+from gruppetto.engines.base import Engine
 from gruppetto.errors import UserError
 from gruppetto.weights.base import WeightChannel
+from gruppetto.weights.channels.order import Order, Ordered
 from gruppetto.weights.channels.probe import Probe
+from gruppetto.weights.channels.reach import Choice, Chosen, Mode, choose_way
 from gruppetto.weights.inprocess import InProcessChannel
-
-Choice = Literal["auto", "inprocess", "shm", "disk", "gloo"]
-
+from gruppetto.weights.publish import PublishSettings, TwoPhase
 
 TEXTS = ("The riders in the gruppetto share the work.", "def area(width, height):\n    return", "12 + 30 = ")
 """What engines are probed with."""
 
 _TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The [weights] section. `folder` is where versions on disk go."""
+
+    channel: Choice = "auto"
+    mode: Mode = "full"
+    bucket_bytes: int = 64 << 20
+    verify_every: int = 16
+    folder: Path = Path("weights")
+    order: Order = field(default_factory=Order)
 
 
 def probe_for(encode: Callable[[str], list[int]], context: int, trainer: object) -> Probe | None:
@@ -30,32 +44,39 @@ def probe_for(encode: Callable[[str], list[int]], context: int, trainer: object)
     return Probe([encode(text)[: context - tokens] for text in TEXTS], reference, tokens=tokens)
 
 
-def choose(
-    channel: Choice,
-    mode: Literal["full", "delta"],
-    bucket_bytes: int,
-    folder: Path,
-    *,
-    verify_every: int = 16,
-    apart: bool = False,
-    probe: Probe | None = None,
-) -> WeightChannel:
-    """`apart`: engines are processes of this host. `folder` is where the disk channel writes.
+async def channel_for(
+    asked: Asked, engines: Sequence[Engine], *, apart: bool, probe: Probe | None = None
+) -> tuple[Ordered, Chosen]:
+    """`engines` are started; `apart`: in processes of their own. Raises `UserError` for what cannot be."""
+    remotes: Sequence[Any] = engines
+    chosen = await choose_way(asked.channel, asked.mode, remotes) if apart else within(asked.channel, asked.mode)
+    return Ordered(make(chosen, asked, probe), asked.order), chosen
 
-    auto is shm for engines apart and for deltas, which only a two-phase publish carries, else inprocess.
-    """
-    if channel == "auto":
-        channel = "shm" if apart or mode == "delta" else "inprocess"
-    if channel == "inprocess":
-        if mode == "delta":
-            raise UserError(
-                "weights.mode = 'delta' does not go over weights.channel = 'inprocess', which copies everything; write "
-                "weights.channel = 'auto'"
-            )
-        return InProcessChannel(bucket_bytes)
-    from gruppetto.weights.publish import PublishSettings, TwoPhase
 
+def within(channel: Choice, mode: Mode) -> Chosen:
+    """For engines in this process: auto is inprocess, and shm for deltas, which only a two-phase publish carries."""
+    if channel == "inprocess" and mode == "delta":
+        raise UserError(
+            "weights.mode = 'delta' does not go over weights.channel = 'inprocess', which copies everything; write "
+            "weights.channel = 'auto'"
+        )
+    if channel != "auto":
+        return Chosen(way=channel, why="as configured")
+    if mode == "delta":
+        return Chosen(way="shm", why="a delta goes by a two-phase publish")
+    return Chosen(way="inprocess", why="engines are in this process")
+
+
+def make(chosen: Chosen, asked: Asked, probe: Probe | None = None) -> WeightChannel:
+    """The channel of a choice. Staged, it gives buckets to the engines, which put them on disk for their servers."""
+    if chosen.way == "inprocess" or chosen.way == "staged":
+        return InProcessChannel(asked.bucket_bytes)
     settings = PublishSettings(
-        channel=channel, mode=mode, bucket_bytes=bucket_bytes, folder=folder, verify_every=verify_every
+        channel=chosen.way,
+        mode=asked.mode,
+        bucket_bytes=asked.bucket_bytes,
+        folder=asked.folder.absolute(),
+        host=chosen.address,
+        verify_every=asked.verify_every,
     )
     return TwoPhase(settings, probe=probe)

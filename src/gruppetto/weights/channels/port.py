@@ -21,9 +21,19 @@ T = TypeVar("T")
 ROUTE = "/gruppetto/weights"
 """Under it `state`, `prepare`, `commit`, `drop` and `audit` on the engine's control port."""
 
+_NO_ROUTE, _NO_KEY = (404, 405, 501), (401, 403)
+
 
 class Unreachable(EngineError):
     """It does not answer: dead, hung, or behind a broken line."""
+
+
+class NoRoutes(EngineError):
+    """A server without our routes: it takes weights by its own calls only. `why` is its answer."""
+
+    def __init__(self, engine: str, why: str) -> None:
+        super().__init__(engine, f"has no {ROUTE}: {why}")
+        self.why = why
 
 
 class Port(Protocol):
@@ -100,11 +110,10 @@ class LocalPort(Port):
 
 
 class RemotePort(Port):
-    """An engine behind `gruppetto serve`."""
+    """An engine behind `gruppetto serve`, at the address that it has now: a process that started anew has another."""
 
     def __init__(self, engine: Remote, *, timeout_s: float = 600.0) -> None:
-        self.name, self._engine, self._url = engine.name, engine, engine.control_url.rstrip("/") + ROUTE
-        self._headers = {"Authorization": f"Bearer {engine.control_key}"} if engine.control_key else {}
+        self.name, self._engine = engine.name, engine
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
 
     async def state(self) -> State:
@@ -126,15 +135,21 @@ class RemotePort(Port):
 
     async def _call(self, what: str, body: Any = None) -> Any:
         """A connection for each call: there are a few in a publish, and none is left to go stale between two."""
+        key, url = self._engine.control_key, self._engine.control_url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with (
-                aiohttp.ClientSession(timeout=self._timeout, headers=self._headers) as session,
-                session.post(f"{self._url}/{what}", data=msgspec.json.encode(body or {})) as response,
+                aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session,
+                session.post(f"{url}{ROUTE}/{what}", data=msgspec.json.encode(body or {})) as response,
             ):
                 answer = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(self.name, f"weights {what}: {type(error).__name__}: {error}") from None
+        if status in _NO_ROUTE:
+            raise NoRoutes(self.name, f"HTTP {status}")
+        if status in _NO_KEY:
+            raise EngineError(self.name, f"weights {what}: HTTP {status}; put its key into GRUPPETTO_ENGINE_API_KEY")
         if status != 200:
             raise EngineError(self.name, f"weights {what}: {_message(answer, status)}")
         return msgspec.json.decode(answer)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan, views
-from gruppetto.weights.channels.base import Offer, Served, State, Stream, Target, plans_of
+from gruppetto.weights.channels.base import Offer, Served, State, Stream, Target, host_id, plans_of
 from gruppetto.weights.channels.disk import DiskStream
 from gruppetto.weights.channels.feed import bytes_of
 from gruppetto.weights.channels.gloo import GlooStream
@@ -50,7 +50,8 @@ class Receiver:
         """Boot, version and manifest."""
         served = await self._target.weights()
         specs = tuple(spec_of(name, tensor) for name, tensor in served.tensors.items())
-        return State(boot=self.boot, version=served.version, specs=specs, aliases=dict(served.aliases))
+        aliases = dict(served.aliases)
+        return State(boot=self.boot, version=served.version, specs=specs, aliases=aliases, host=host_id())
 
     async def prepare(self, offer: Offer) -> dict[str, int]:
         """Takes the version in, without serving it; digests by the engine's own names. Raises `RunError`."""
