@@ -1,9 +1,11 @@
-"""What the light parts cost: `gruppetto --help`, a cold `gruppetto plan`, an event in record and trace.
+"""What the light parts cost: `gruppetto --help`, cold `gruppetto plan`s, an event in record and trace.
 
     python benchmarks/light_parts.py [--json FILE]
 
-Figures: help.cpu_s, plan.cpu_s (CPU seconds of the whole process, best of 7), event.us (one `RunFolder.event`),
-trace.us (one event turned into trace entries), progress.us (one event on the live screen, drawing aside).
+Figures: help.cpu_s, plan.cpu_s (CPU seconds of the whole process, best of 7), the same of a plan that compares all
+placements (plan_compare), of agents (plan_agent), of mixtures of experts (plan_moe, plan_moe_large), of a batch whose
+engines follow 4,096 rollouts each (plan_long); event.us (one `RunFolder.event`), trace.us (one event turned into trace
+entries), progress.us (one event on the live screen, drawing aside).
 """
 
 from __future__ import annotations
@@ -43,10 +45,15 @@ def events() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "train_end", {"step": step}
 
 
-PLAN = (
-    *("plan", "Qwen3-8B", "--gpus", "64", "--gpu", "h100", "--prompts", "512", "--group-size", "16"),
-    *("--mean-tokens", "8k", "--max-tokens", "32k"),
-)
+STEP = ("--prompts", "512", "--group-size", "16", "--mean-tokens", "8k", "--max-tokens", "32k")
+PLANS = {
+    "plan": ("Qwen3-8B", "--gpus", "64", "--gpu", "h100", *STEP),
+    "plan_compare": ("Qwen3-8B", "--gpus", "64", *STEP, "--compare", "colocated,disaggregated,async,elastic"),
+    "plan_agent": ("Qwen3-8B", "--workload", "agent", "--turns", "20", "--tool-seconds", "30", "--gpus", "128"),
+    "plan_moe": ("Qwen3-30B-A3B", "--gpus", "64", *STEP),
+    "plan_moe_large": ("DeepSeek-V3", "--gpus", "512"),
+    "plan_long": ("DeepSeek-V3", "--gpus", "256", *STEP),
+}
 
 
 def command_cpu_s(*words: str) -> float:
@@ -55,7 +62,8 @@ def command_cpu_s(*words: str) -> float:
     for _ in range(7):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = "from gruppetto.cli.main import run; run()"
-        subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
+        quiet = subprocess.DEVNULL
+        subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=quiet, stderr=quiet)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return best
@@ -90,11 +98,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = record_us(Path(folder))
-    figures = {"help": {"cpu_s": command_cpu_s("--help")}, "plan": {"cpu_s": command_cpu_s(*PLAN)}}
+    figures = {"help": {"cpu_s": command_cpu_s("--help")}}
+    figures |= {name: {"cpu_s": command_cpu_s("plan", *words)} for name, words in PLANS.items()}
     figures |= {name: {"us": cost} for name, cost in costs.items()}
     for name, figure in figures.items():
         for unit, value in figure.items():
-            print(f"{name + '.' + unit:<14} {value:8.3f}")
+            print(f"{name + '.' + unit:<22} {value:8.3f}")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 

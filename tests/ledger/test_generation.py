@@ -23,6 +23,7 @@ from gruppetto.ledger.generation import (
     expected,
     ideal,
     staircase,
+    timeline,
 )
 from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.phase import typical_rows
@@ -90,6 +91,45 @@ def test_every_token_is_made_once_and_progress_never_outruns_the_steps(
     assert line.decode_s + line.prefill_s <= line.end_s * (1 + 1e-9)
     assert line.prefill_tokens >= sum(row.prompt + row.observation for row in given_rows)
     assert line.times == sorted(line.times)
+
+
+class _Plain(timeline._Engine):
+    """Sorts anew each time, and takes every row off at the end of a chunk."""
+
+    def put_in_order(self) -> None:
+        self.back.sort(key=lambda row: -row.context - (timeline._HERE if row in self.idle else 0))
+        self.keys = [-row.context - (timeline._HERE if row in self.idle else 0) for row in self.back]
+        self.gone.clear()
+
+    def stays(self, row: Row) -> bool:
+        return False
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    drawn=st.lists(st.tuples(st.sampled_from([300, 500, 2500, 5000]), st.floats(0, 20)), min_size=2, max_size=60),
+    turns=st.integers(1, 4),
+    slots=st.sampled_from([4, 64]),
+    capacity=st.sampled_from([0, 9_000, 20_000]),
+    live=st.sampled_from([None, 12]),
+    likely=st.booleans(),
+)
+def test_what_is_kept_in_order_is_as_if_it_were_sorted_and_taken_off_each_time(
+    drawn: list[tuple[int, float]], turns: int, slots: int, capacity: int, live: int | None, likely: bool
+) -> None:
+    def lived() -> tuple[object, ...]:
+        given_rows = [Row(64, [*[(n, wait)] * (turns - 1), (n, 0.0)], observation=50) for n, wait in drawn]
+        if likely:
+            for row, (n, _) in zip(given_rows, drawn, strict=True):
+                row.likely = 0.5 * n, 2.0 * n
+        line = live_through(model, given_rows, by_kv=True, live=live, max_left=5000, any_most=4000.0)
+        return line.times, line.progress, line.prefill_tokens, [(row.started_s, row.ended_s) for row in line.rows]
+
+    model = replace(MODEL, slots=slots, kv_capacity=capacity)
+    found = lived()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline, "_Engine", _Plain)
+        assert lived() == found
 
 
 def test_a_context_that_waits_for_a_tool_is_held_where_kv_is_counted() -> None:
@@ -255,7 +295,7 @@ def test_the_expected_step_is_the_simulated_one(
     assert abs(row["ratio"] - 1) <= 0.1 + 2 * row["error"], row
 
 
-def test_the_last_of_many_waits_for_all_its_tool_calls():
+def test_the_last_of_many_waits_for_all_its_tool_calls() -> None:
     """Calls that take no two lengths: the longest rollout has 48 of 30 s, and nobody ends before it."""
     tools = Tools(turn_tokens=250, median_s=30.0)
     lengths = LognormalLengths.from_mean_cv(5000, 0.7, 12_250, 0.5)

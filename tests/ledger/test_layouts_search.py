@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from ledger.test_layouts_models import dense, dense_32b, hybrid, mla_671b, moe_3
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
-from gruppetto.ledger.layouts.memory import TrainWork, train_memory
+from gruppetto.ledger.layouts.memory import OVERHEADS, TrainWork, train_memory
 from gruppetto.ledger.layouts.rules import degrees, serve_objection, train_objection
 from gruppetto.ledger.layouts.search import (
     Candidate,
@@ -25,6 +26,7 @@ from gruppetto.ledger.layouts.serving import serve_memory, served
 from gruppetto.ledger.layouts.shares import shares_of
 from gruppetto.ledger.layouts.throughput import ServeWork
 from gruppetto.ledger.layouts.traffic import Links, seconds
+from gruppetto.ledger.layouts.trainers import Trainer
 from gruppetto.ledger.machines.gpus import GPUS
 from gruppetto.ledger.models.model import Model
 
@@ -166,7 +168,7 @@ def test_sizes_tried_are_powers_of_two_and_divisors() -> None:
 def test_everything_tried_fits_or_has_one_reason(model: Model, gpus: int, longest: int, offload: bool) -> None:
     work = TrainWork(tokens_per_micro_batch=8192, longest=longest, tokens=1e7, sequences=512)
     search = train_layouts(model, H100, gpus, work, offload=offload)
-    assert search.candidates or search.nearest
+    assert search.candidates or search.nearest()
     tried = [each.layout for each in search.candidates] + [each.layout for each in search.rejected]
     assert len(set(tried)) == len(tried)
     for candidate in search.candidates:
@@ -185,7 +187,7 @@ def test_everything_tried_fits_or_has_one_reason(model: Model, gpus: int, longes
 @settings(max_examples=40, deadline=None)
 def test_every_engine_fits_or_has_one_reason(model: Model, gpus: int, dtype: str) -> None:
     search = serve_layouts(model, H100, gpus, SERVE, dtype=dtype)
-    assert search.candidates or search.nearest
+    assert search.candidates or search.nearest()
     for candidate in search.candidates:
         assert gpus % candidate.layout.gpus == 0
         memory = serve_memory(model, candidate.layout, H100.memory, dtype=dtype)
@@ -266,3 +268,18 @@ def test_layouts_that_cost_the_same_go_simplest_first() -> None:
     first, fastest = search.candidates[0], min(search.candidates, key=lambda each: each.score)
     assert first.layout.gpus < fastest.layout.gpus
     assert first.score <= 1.05 * fastest.score
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize(("model", "gpus"), [(dense_32b, 24), (moe_30b, 16), (mla_671b, 256)])
+def test_no_layout_that_fits_is_passed_over_at_first_sight(
+    model: Callable[[], Model], gpus: int, offload: bool
+) -> None:
+    for reserved in (0.0, 20e9):
+        trainer = Trainer.of(model(), H100, WORK, None, OVERHEADS, reserved)
+        answers = [trainer.assess(layout, gpus) for layout in trainer._tries(gpus, offload)]
+        found = trainer.search(gpus, offload)
+        fitting = [answer.layout for answer in answers if isinstance(answer, Candidate)]
+        assert sorted(map(repr, fitting)) == sorted(repr(each.layout) for each in found.candidates)
+        assert len(found.rejected) == len(answers) - len(fitting)
+        assert len(list(trainer._likely(gpus, offload))) < len(answers)

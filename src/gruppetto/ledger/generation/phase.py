@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule
@@ -11,6 +13,8 @@ PROBE_ICC = 0.2
 """Probes are worth their delay where siblings are at least so alike; below, rollouts run in the order of launch."""
 _ENOUGH = 512
 """Typical rollouts that show an engine's steady state, where a batch has more."""
+_KEPT = 16
+"""Timelines that are kept: the splits and placements of a plan have many in common."""
 PESSIMISTIC = 0.97
 """Quantile of the length that a rollout is taken to have, given its siblings."""
 
@@ -47,21 +51,26 @@ def orders(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> bool:
 
 
 def batch_timeline(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> Timeline:
-    """One engine's share of a batch, from nothing to the last typical rollout."""
-    rows, any_most = typical_rows(rollouts, share_of(rollouts, engines)), 0.0
-    if orders(rollouts, engines, schedule):
+    """One engine's share of a batch, from nothing to the last typical rollout. One of the same is made once."""
+    ordered = orders(rollouts, engines, schedule)
+    return _batch(rollouts, engines.model, share_of(rollouts, engines), ordered, schedule.count_kv)
+
+
+@lru_cache(maxsize=_KEPT)
+def _batch(rollouts: Rollouts, model: EngineModel, share: int, ordered: bool, by_kv: bool) -> Timeline:
+    rows, any_most = typical_rows(rollouts, share), 0.0
+    if ordered:
         lengths, any_most = rollouts.lengths, rollouts.lengths.quantile(PESSIMISTIC)
         for row in rows:
             row.likely = lengths.at(row.rank, 1 / rollouts.group_size, 1.0), lengths.at(row.rank, PESSIMISTIC, 1.0)
-        first = _known_to_none(rollouts, engines, len(rows))
+        first = _known_to_none(rollouts, model, len(rows))
         rows = rows[:first] + sorted(rows[first:], key=lambda row: -row.rank)
-    return live_through(engines.model, rows, by_kv=schedule.count_kv, max_left=rollouts.lengths.cap, any_most=any_most)
+    return live_through(model, rows, by_kv=by_kv, max_left=rollouts.lengths.cap, any_most=any_most)
 
 
-def _known_to_none(rollouts: Rollouts, engines: Engines, share: int) -> int:
+def _known_to_none(rollouts: Rollouts, model: EngineModel, share: int) -> int:
     """Rollouts that start before any probe can have ended, in the order of launch: as many as there are places at the
     begin. The others are ranked by what probes have shown, the longest prompts first."""
-    model = engines.model
     places = model.slots
     if model.kv_capacity:
         places = min(places, model.kv_capacity // (rollouts.prompt_tokens + min(CHUNK, rollouts.lengths.cap)))
@@ -83,11 +92,15 @@ def flow_s(rollouts: Rollouts, engines: Engines, schedule: Schedule) -> tuple[fl
         ahead_s = 0.0 if model.prefill_elsewhere else rollouts.prompt_tokens * model.prefill_token_s
         return share * (rollouts.lengths.mean * step_s / live + ahead_s), None
     count = min(share_of(rollouts, engines), max(_ENOUGH, 2 * model.slots))
-    typical = typical_rows(rollouts, 3 * count)
-    line = live_through(
-        model, typical, by_kv=schedule.count_kv, live=max(1, round(live)), max_left=rollouts.lengths.cap
-    )
+    line = _flow(rollouts, model, count, max(1, round(live)), schedule.count_kv)
     return max(line.batch_s(3) * share / count, _by_kv_s(rollouts, model, share, context)), line
+
+
+@lru_cache(maxsize=_KEPT)
+def _flow(rollouts: Rollouts, model: EngineModel, count: int, live: int, by_kv: bool) -> Timeline:
+    """Three batches of `count` rollouts, one into the other."""
+    rows = typical_rows(rollouts, 3 * count)
+    return live_through(model, rows, by_kv=by_kv, live=live, max_left=rollouts.lengths.cap)
 
 
 def _by_kv_s(rollouts: Rollouts, model: EngineModel, share: float, context: float) -> float:

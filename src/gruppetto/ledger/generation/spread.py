@@ -40,7 +40,7 @@ def spread_s(rollouts: Rollouts, engines: Engines, rows: int) -> float:
         return 0.0
     mean = float(share @ own)
     width = rows * mean + 8 * float(np.sqrt(rows * (share @ own**2))) + 2 * float(own[-1])
-    edges = np.unique(np.concatenate([np.linspace(0, len(grid) - 1, _LEVELS).astype(int), [len(grid) - 2]]))
+    edges = np.array(sorted({*np.linspace(0, len(grid) - 1, _LEVELS).astype(int).tolist(), len(grid) - 2}))
     ended = _below_by_level(own, share, edges, rows, width)
     step = _bare_step_s(rollouts, engines, rows)
     times = np.linspace(0.0, step * grid[-1] + width, 3 * _CELLS)

@@ -157,7 +157,7 @@ class Tail:
         more = tools.observation_tokens / tools.turn_tokens if tools else 0.0
         lone = 0.0 if self.line is None else made[-1]
         context = self.rollouts.prompt_tokens + min(lone, cap / 2) * (1 + more)
-        steps = np.unique(np.linspace(1, cap, _ALONE).astype(int)).tolist()
+        steps = sorted(set(np.linspace(1, cap, _ALONE).astype(int).tolist()))
         rest = [
             self.model.steps_s(1, int(context + n * more / 2), n) + self.model.prefill_token_s * n * more for n in steps
         ]
@@ -207,7 +207,7 @@ class Tail:
         tools, table = self.rollouts.tools, self._table
         assert tools is not None
         most = max(1, round(self.rollouts.lengths.cap / tools.turn_tokens))
-        numbers = np.unique(np.linspace(1, most, min(most, _LEVELS)).round().astype(int))
+        numbers = np.array(sorted(set(np.linspace(1, most, min(most, _LEVELS)).round().astype(int).tolist())))
         edges = np.append((numbers[:-1] + numbers[1:]) / 2, most + 1) * tools.turn_tokens
         below = _look_up(table.grid, table.below, edges)
         return tuple(numbers.tolist()), np.diff(below, prepend=0.0, axis=1)

@@ -13,6 +13,7 @@ Two ways to admit, as schedulers do:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ CHUNK = 2048
 """Tokens that a rollout may make before it is placed again, where admission counts KV."""
 HOLD = 0.9
 """Share of the KV that may be filled where rollouts wait for tools."""
+_HERE = 1 << 40
+"""Tokens by which those whose context is still on the engine come before all others."""
 
 
 @dataclass(slots=True)
@@ -37,12 +40,17 @@ class _Engine:
     live: int
     max_left: int
     new: deque[Row]
-    back: deque[Row] = field(default_factory=deque)
-    """Came back from a tool or a chunk, and have no place yet."""
+    back: list[Row] = field(default_factory=list)
+    """Came back from a tool or a chunk, and have no place yet. By KV the first of them, as many as `keys`, are in the
+    order of admission."""
+    keys: list[int] = field(default_factory=list)
+    gone: list[Row] = field(default_factory=list)
+    """Lost their context since `back` was put in order."""
     waiting: deque[Row] = field(default_factory=deque)
     """Sent, and not yet taken in by the engine."""
     running: OrderedDict[int, Row] = field(default_factory=OrderedDict)
-    idle: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    idle: OrderedDict[Row, int] = field(default_factory=OrderedDict)
+    """Contexts of those that do not run, in tokens."""
     away: list[tuple[float, int, Row]] = field(default_factory=list)
     ends: list[tuple[int, int, Row]] = field(default_factory=list)
     now: float = 0.0
@@ -54,8 +62,6 @@ class _Engine:
     """Tokens that 97 % of all rollouts do not exceed."""
     changed: bool = True
     """Somebody came or left since admission by KV was tried."""
-    mixed: bool = True
-    """`back` is not in its order any more."""
     orders: int = 0
     missing: int = 0
     decode_s: float = 0.0
@@ -85,7 +91,7 @@ class _Engine:
     def send_by_slots(self) -> None:
         room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
         while room > 0 and (self.back or self.new):
-            self.waiting.append(self.back.popleft() if self.back else self.first())
+            self.waiting.append(self.back.pop(0) if self.back else self.first())
             room -= 1
 
     def send_by_kv(self) -> None:
@@ -94,30 +100,62 @@ class _Engine:
             return
         self.changed = False
         room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
+        here = 0
         if room > 0 and self.back:
-            if self.mixed:
-                idle = self.idle
-                self.back = deque(sorted(self.back, key=lambda row: -row.context - (1 << 40 if id(row) in idle else 0)))
-                self.mixed = False
-            stay: deque[Row] = deque()
-            while self.back:
-                row = self.back.popleft()
-                if room > 0 and self.fits(row):
-                    self.send(row)
-                    room -= 1
-                elif id(row) in self.idle:
-                    stay.append(row)
-                else:
-                    stay.append(row)
-                    stay.extend(self.back)
-                    break
-            self.back = stay
-        while room > 0 and self.new and all(id(row) in self.idle for row in self.back):
+            self.put_in_order()
+            here = bisect_right(self.keys, -_HERE)
+            room, here = self.send_here(room, here)
+            while room > 0 and here < len(self.back) and self.fits(self.back[here]):
+                self.send_at(here)
+                room -= 1
+        while room > 0 and self.new and here == len(self.back):
             self.new[0].context = self.new[0].prompt
             if not self.fits(self.new[0]):
                 return
             self.send(self.first())
             room -= 1
+
+    def send_here(self, room: int, here: int) -> tuple[int, int]:
+        """Of the first `here` in `back`, whose contexts are on the engine, those that fit; the largest is asked first.
+        Returns what is left of both."""
+        capacity, at = self.model.kv_capacity, 0
+        ahead = min(CHUNK, self.max_left)
+        while room > 0:
+            if capacity and (self.running or self.waiting):
+                at = bisect_left(self.keys, self.reserved + ahead - capacity - _HERE, at, here)
+            if at == here:
+                break
+            self.send_at(at)
+            room, here = room - 1, here - 1
+        return room, here
+
+    def send_at(self, place: int) -> None:
+        del self.keys[place]
+        self.send(self.back.pop(place))
+
+    def put_in_order(self) -> None:
+        """By whether the context is here, then the largest first, then as before: who lost the context moves to the
+        others, before its equals there; who is new in `back` comes after them."""
+        back, keys = self.back, self.keys
+        lost = []
+        for row in self.gone:
+            key = -row.context - _HERE
+            first, past = bisect_left(keys, key), bisect_right(keys, key)
+            if row in back[first:past]:
+                lost.append(back.index(row, first, past))
+        self.gone.clear()
+        rows = [(keys.pop(place), back.pop(place))[1] for place in sorted(lost, reverse=True)]
+        for row in rows:
+            place = bisect_left(keys, -row.context)
+            keys.insert(place, -row.context)
+            back.insert(place, row)
+        fresh = back[len(keys) :]
+        del back[len(keys) :]
+        for row in fresh:
+            key = -row.context - (_HERE if row in self.idle else 0)
+            place = bisect_right(keys, key)
+            keys.insert(place, key)
+            back.insert(place, row)
 
     def send(self, row: Row) -> None:
         self.reserve(row)
@@ -137,7 +175,7 @@ class _Engine:
         if not capacity or not (self.running or self.waiting):
             return True
         needed = self.reserved + self.needs(row)
-        if id(row) in self.idle:
+        if row in self.idle:
             return needed <= capacity
         return needed + self.idle_kv <= (HOLD if self.tools else 1.0) * capacity
 
@@ -172,6 +210,8 @@ class _Engine:
 
     def leave(self, row: Row) -> None:
         """At the end of a chunk, of a turn, or of the rollout."""
+        if row.left > self.steps - row.begin and self.stays(row):
+            return
         self.take_off(row)
         self.changed = True
         self.reserved -= row.reserved
@@ -189,6 +229,31 @@ class _Engine:
         row.left = row.turns[row.turn][0]
         heappush(self.away, (self.now + tool_s, len(self.away) + self.orders, row))
 
+    def stays(self, row: Row) -> bool:
+        """After a chunk, where nobody's context gives way: the same as to leave, to fit and to be taken in again, which
+        is what most ends of a chunk come to. False: nothing was done."""
+        if not self.by_kv:
+            return False
+        capacity, made = self.model.kv_capacity, self.steps - row.begin
+        needed = row.context + made + min(CHUNK, self.max_left)
+        reserved = self.reserved - row.reserved + needed
+        if capacity:
+            alone = len(self.running) == 1 and not self.waiting
+            if self.idle_kv + self.kv + len(self.running) > capacity or (reserved > capacity and not alone):
+                return False
+        row.context, row.left = row.context + made, row.left - made
+        if self.gives_way(row):
+            row.context, row.left = row.context - made, row.left + made
+            return False
+        self.changed = True
+        self.reserved, row.reserved = reserved, needed
+        del self.running[row.order]
+        self.orders += 1
+        row.order, row.begin = self.orders, self.steps
+        self.running[self.orders] = row
+        heappush(self.ends, (self.steps + min(row.left, CHUNK), self.orders, row))
+        return True
+
     def go_on(self, row: Row) -> None:
         """After a chunk: where it is, if it still fits there; else it waits for room."""
         if self.fits(row) and not self.gives_way(row):
@@ -196,7 +261,6 @@ class _Engine:
             self.take_in(row)
         else:
             self.back.append(row)
-            self.mixed = True
 
     def gives_way(self, row: Row) -> bool:
         """Whether the next in the queue has so much more to do that the place is its own (and worth a prefill)."""
@@ -221,12 +285,12 @@ class _Engine:
             self.waiting.appendleft(row)
 
     def keep_idle(self, row: Row) -> None:
-        self.idle[id(row)] = row.context
+        self.idle[row] = row.context
         self.idle_kv += row.context
         self.evict(0)
 
     def drop_idle(self, row: Row) -> int:
-        held = self.idle.pop(id(row), 0)
+        held = self.idle.pop(row, 0)
         self.idle_kv -= held
         return held
 
@@ -240,7 +304,8 @@ class _Engine:
             cut = held if self.by_kv else min(held, over)
             if cut == held:
                 del self.idle[oldest]
-                self.mixed = True
+                if self.by_kv:
+                    self.gone.append(oldest)
             else:
                 self.idle[oldest] = held - cut
             self.idle_kv -= cut
@@ -267,7 +332,7 @@ class _Engine:
         while self.away and self.away[0][0] <= self.now:
             row = heappop(self.away)[2]
             row.context += row.observation
-            self.changed = self.mixed = True
+            self.changed = True
             self.back.append(row)
 
     def prefill(self) -> None:

@@ -74,16 +74,19 @@ class Engine:
         needed = share.sequence(self.work.longest)
         objection = too_large(parts, self.capacity)
         if objection is None and pool < needed:
-            text = f"do not take one sequence of {show_tokens(self.work.longest)} tokens, {show_size(needed)}"
-            objection = "kv", f"{show_size(pool)} left for KV {text}"
+            objection = "kv", partial(self._no_room, pool, needed)
         if objection is not None:
             return Rejection(layout, *objection, needed - pool)
         score, reason = serve_score(self.pricing, layout, self.work, share, pool, gpus)
         return Candidate(layout, parts, self.capacity, score, reason)
 
+    def _no_room(self, pool: float, needed: float) -> str:
+        text = f"do not take one sequence of {show_tokens(self.work.longest)} tokens, {show_size(needed)}"
+        return f"{show_size(pool)} left for KV {text}"
+
     def search(self, gpus: int) -> Search[ServeLayout]:
         """All layouts of engines that so many GPUs hold."""
-        return search(self._tries(gpus), partial(self.assess, gpus=gpus), lambda least: EQUAL * least, _order)
+        return search(partial(self._tries, gpus), partial(self.assess, gpus=gpus), lambda least: EQUAL * least, _order)
 
     def nearest(self, gpus: int, found: Search[ServeLayout]) -> str:
         """What is closest to `gpus` GPUs that works."""

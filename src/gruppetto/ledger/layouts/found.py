@@ -5,13 +5,14 @@ Promise: `best` is a layout that fits, or a `UserError` that says what would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
-from gruppetto.ledger.layouts.rules import Objection
+from gruppetto.ledger.layouts.rules import Objection, Sentence, said
 from gruppetto.ledger.units import show_size
 
 Layout = TypeVar("Layout", TrainLayout, ServeLayout)
@@ -28,8 +29,12 @@ class Candidate(Generic[Layout]):
     capacity: float
     score: float
     """Lower is better. Trainer: seconds a step beside computing. Engine: GPU-seconds a token."""
-    reason: str
-    """What the score is made of."""
+    says: Sentence = field(compare=False)
+
+    @property
+    def reason(self) -> str:
+        """What the score is made of."""
+        return said(self.says)
 
     @property
     def headroom(self) -> float:
@@ -43,24 +48,44 @@ class Rejection(Generic[Layout]):
 
     layout: Layout
     kind: str
-    reason: str
+    says: Sentence = field(compare=False)
     lacking: float = 0.0
 
+    @property
+    def reason(self) -> str:
+        return said(self.says)
 
-@dataclass(frozen=True, slots=True)
+
+class NothingFits(UserError):
+    """No layout fits. What would is searched for when somebody reads the message: that takes longer than to fail."""
+
+    def __init__(self, nearest: Callable[[], str]) -> None:
+        super().__init__()
+        self._nearest = nearest
+
+    def __str__(self) -> str:
+        return self._nearest()
+
+
+@dataclass(frozen=True)
 class Search(Generic[Layout]):
     """What was tried: candidates, best first, and rejections. `nearest` says what works where nothing fits."""
 
     candidates: tuple[Candidate[Layout], ...]
-    rejected: tuple[Rejection[Layout], ...]
-    nearest: str | Callable[[], str] = ""
-    """A sentence, or what makes it: a search for it takes longer than the one that failed."""
+    refused: Callable[[], Iterable[Rejection[Layout]]]
+    nearest: Callable[[], str] = str
+    """Makes the sentence: a search for it takes longer than the one that failed."""
+
+    @cached_property
+    def rejected(self) -> tuple[Rejection[Layout], ...]:
+        """Every other layout with its reason; looked for when somebody asks."""
+        return tuple(self.refused())
 
     @property
     def best(self) -> Candidate[Layout]:
-        """The candidate that goes first. Raises `UserError` where nothing fits."""
+        """The candidate that goes first. Raises `NothingFits`, a `UserError`, where there is none."""
         if not self.candidates:
-            raise UserError(self.nearest if isinstance(self.nearest, str) else self.nearest())
+            raise NothingFits(self.nearest)
         return self.candidates[0]
 
     def grouped(self) -> tuple[tuple[str, int, str], ...]:
@@ -73,24 +98,25 @@ class Search(Generic[Layout]):
 
 
 def search(
-    tries: Iterable[Layout],
+    tries: Callable[[], Iterable[Layout]],
     assess: Callable[[Layout], Candidate[Layout] | Rejection[Layout]],
     margin: Callable[[float], float],
     order: Callable[[Candidate[Layout]], tuple[float, ...]],
+    likely: Callable[[], Iterable[Layout]] | None = None,
 ) -> Search[Layout]:
-    """All of `tries`. Those within `margin(best score)` of the best count as equal to it and go by `order`."""
-    found: list[Candidate[Layout]] = []
-    out: list[Rejection[Layout]] = []
-    for layout in tries:
-        answer = assess(layout)
-        if isinstance(answer, Candidate):
-            found.append(answer)
-        else:
-            out.append(answer)
+    """All of `tries`. Those within `margin(best score)` of the best count as equal to it and go by `order`. `likely`:
+    of them those that are not out at first sight, in the same order; none that fits may be missing."""
+    answers = (assess(layout) for layout in (likely or tries)())
+    found = [answer for answer in answers if isinstance(answer, Candidate)]
     least = min((each.score for each in found), default=0.0)
     least += margin(least)
     ranked = sorted(found, key=lambda each: (max(each.score, least), order(each)))
-    return Search(tuple(ranked), tuple(out))
+
+    def refused() -> Iterator[Rejection[Layout]]:
+        answers = (assess(layout) for layout in tries())
+        return (answer for answer in answers if isinstance(answer, Rejection))
+
+    return Search(tuple(ranked), refused)
 
 
 def too_large(parts: dict[str, float], capacity: float) -> Objection | None:
@@ -99,8 +125,12 @@ def too_large(parts: dict[str, float], capacity: float) -> Objection | None:
     if total <= capacity:
         return None
     owner = max(parts, key=lambda name: parts[name])
-    lacking = show_size(total - capacity)
-    return "memory", f"{lacking} too much for {show_size(capacity)}; largest: {owner} {show_size(parts[owner])}"
+
+    def says() -> str:
+        lacking = show_size(total - capacity)
+        return f"{lacking} too much for {show_size(capacity)}; largest: {owner} {show_size(parts[owner])}"
+
+    return "memory", says
 
 
 def other_gpus(gpus: int, node: int, works: Callable[[int], bool]) -> list[str]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.shares import Shares
 
-Objection = tuple[str, str]
+Sentence = str | Callable[[], str]
+"""A sentence, or what makes it: of thousands that a search could say a reader sees a few."""
+Objection = tuple[str, Sentence]
 """(kind, sentence); the kind groups what is said of many layouts."""
 FP8_BLOCK = 128
+
+
+def said(sentence: Sentence) -> str:
+    """The sentence itself."""
+    return sentence if isinstance(sentence, str) else sentence()
 
 
 def degrees(gpus: int, most: int) -> tuple[int, ...]:

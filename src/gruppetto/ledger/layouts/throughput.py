@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gruppetto.ledger.layouts.layout import ServeLayout
@@ -25,8 +26,8 @@ class ServeWork:
 
 def serve_score(
     pricing: Pricing, layout: ServeLayout, work: ServeWork, kv: KVShare, pool: float, gpus: int
-) -> tuple[float, str]:
-    """GPU-seconds a token, and the sentence that says so; `pool` is bytes of KV of one GPU.
+) -> tuple[float, Callable[[], str]]:
+    """GPU-seconds a token, and what makes the sentence that says so; `pool` is bytes of KV of one GPU.
 
     The rows of a decode step are what slots and KV take, or the engine's part of the sequences on `gpus` GPUs; the step
     is priced as the forecast prices it (`Pricing.decode`).
@@ -36,5 +37,8 @@ def serve_score(
     rows = max(1.0, min(fit, asked))
     token_s = pricing.decode(layout).token_s(rows, work.context, pricing.expert_share)
     score = token_s * layout.gpus
-    why = f"{rows:,.0f} rows an engine, {token_s * rows * 1e3:.3g} ms a step: {1 / score:,.0f} tokens/s a GPU"
-    return score, why
+
+    def says() -> str:
+        return f"{rows:,.0f} rows an engine, {token_s * rows * 1e3:.3g} ms a step: {1 / score:,.0f} tokens/s a GPU"
+
+    return score, says

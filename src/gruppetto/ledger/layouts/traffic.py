@@ -5,6 +5,7 @@ Estimates to rank layouts by, not forecasts. Promise: a dimension of one rank co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gruppetto.ledger.layouts.layout import TrainLayout
@@ -102,9 +103,13 @@ def _data_s(layout: TrainLayout, work: TrainWork, links: Links, sizes: tuple[flo
 
 def train_score(
     shares: Shares, layout: TrainLayout, work: TrainWork, gpu: GPU, links: Links, stage: tuple[int, int]
-) -> tuple[float, str]:
-    """Seconds a step that a layout takes beside computing, and the sentence that says so."""
+) -> tuple[float, Callable[[], str]]:
+    """Seconds a step that a layout takes beside computing, and what makes the sentence that says so."""
     costs = seconds(shares, layout, work, gpu, links, held(shares, layout, stage))
     lost = sum(costs.values())
-    named = ", ".join(f"{kind} {value:.3g} s" for kind, value in costs.items() if value > 1e-3)
-    return lost, f"beside computing {lost:.3g} s a step" + (f": {named}" if named else "")
+
+    def says() -> str:
+        named = ", ".join(f"{kind} {value:.3g} s" for kind, value in costs.items() if value > 1e-3)
+        return f"beside computing {lost:.3g} s a step" + (f": {named}" if named else "")
+
+    return lost, says

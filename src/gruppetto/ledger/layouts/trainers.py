@@ -9,7 +9,7 @@ from functools import partial
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
 from gruppetto.ledger.layouts.layout import TrainLayout
-from gruppetto.ledger.layouts.memory import OVERHEADS, Overheads, TrainWork, host_bytes, train_bytes
+from gruppetto.ledger.layouts.memory import OVERHEADS, Overheads, TrainWork, divisors, host_bytes, train_bytes
 from gruppetto.ledger.layouts.rules import Objection, degrees, train_objection
 from gruppetto.ledger.layouts.shares import Shares, shares_of
 from gruppetto.ledger.layouts.traffic import Links, compute_s, train_score
@@ -47,7 +47,7 @@ class Trainer:
 
     def assess(self, layout: TrainLayout, gpus: int) -> Answer:
         """Whether a layout can be, and what it costs."""
-        objection = train_objection(self.shares, layout, gpus, self.links.gpus_per_node, self.work.sequences)
+        objection = self._objection(layout, gpus)
         if objection is not None:
             return Rejection(layout, *objection)
         parts, stage = train_bytes(self.shares, layout, self.work, self.over)
@@ -57,11 +57,19 @@ class Trainer:
         score, reason = train_score(self.shares, layout, self.work, self.gpu, self.links, stage)
         return Candidate(layout, parts, self.capacity, score, reason)
 
+    def _objection(self, layout: TrainLayout, gpus: int) -> Objection | None:
+        return train_objection(self.shares, layout, gpus, self.links.gpus_per_node, self.work.sequences)
+
     def search(self, gpus: int, offload: bool) -> Search[TrainLayout]:
         """All layouts of so many GPUs."""
         margin = EQUAL * compute_s(self.shares, gpus, self.work.tokens, self.gpu.bf16_flops)
-        tries = self._tries(gpus, offload)
-        return search(tries, lambda layout: self.assess(layout, gpus), lambda least: margin, _order)
+        return search(
+            partial(self._tries, gpus, offload),
+            partial(self.assess, gpus=gpus),
+            lambda least: margin,
+            _order,
+            partial(self._likely, gpus, offload),
+        )
 
     def nearest(self, gpus: int, offload: bool, found: Search[TrainLayout]) -> str:
         """What is closest to `gpus` GPUs that works."""
@@ -86,8 +94,23 @@ class Trainer:
         memory = show_size(self.gpu.host_memory)
         return "host memory", f"{show_size(away)} of optimizer state do not fit {HOST_USABLE:.0%} of a node's {memory}"
 
-    def _tries(self, gpus: int, offload: bool) -> Iterator[TrainLayout]:
-        """TP to twice a node (at most 32), PP to sizes beyond the layers, CP while a rank keeps 1,024 tokens."""
+    def _likely(self, gpus: int, offload: bool) -> Iterator[TrainLayout]:
+        """Of `_tries` those that ranks can be laid out in, and whose first stage holds weights, gradients and optimizer
+        of its layers: what most are out by, and quickly counted."""
+        bytes_of = self.work.precision
+        both, optimizer = bytes_of.weights + bytes_of.gradients, 0.0 if offload else bytes_of.optimizer
+        room = self.capacity * (1 + 1e-9)
+        for layout in self._tries(gpus, offload, laid=True):
+            layers, (by_dense, by_expert) = self.shares.layers // layout.pp, divisors(layout)
+            dense, expert = self.shares.dense(layers, layout.tp), self.shares.expert(layers, layout.ep)
+            spread = dense / by_dense + expert / by_expert
+            held = spread if layout.shard == "full" else dense + expert
+            if both * held + optimizer * spread <= room:
+                yield layout
+
+    def _tries(self, gpus: int, offload: bool, laid: bool = False) -> Iterator[TrainLayout]:
+        """TP to twice a node (at most 32), PP to sizes beyond the layers, CP while a rank keeps 1,024 tokens. `laid`:
+        without those that ranks cannot be laid out in, whatever their experts."""
         shares = self.shares
         tps = degrees(gpus, min(gpus, 2 * self.links.gpus_per_node, shares.heads, MOST_TP))
         pps = [size for size in degrees(gpus, min(gpus, 2 * shares.layers)) if size <= 64 or size > shares.layers]
@@ -100,6 +123,8 @@ class Trainer:
                     if tp * pp * cp > gpus:
                         break
                     dp = gpus // (tp * pp * cp)
+                    if laid and self._objection(TrainLayout(tp=tp, pp=pp, cp=cp, dp=dp), gpus):
+                        continue
                     for ep in eps if gpus % (tp * pp * cp) == 0 else (1,):
                         yield TrainLayout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, shard="optimizer", offload=offload)
                         if pp == 1:
