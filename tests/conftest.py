@@ -26,3 +26,13 @@ def shared_vllm(tmp_path_factory):
     shared = SharedVLLM(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
     yield shared
     shared.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What needs the one vLLM runs in one process: under `--dist loadgroup` nobody waits for another's test."""
+    for item in items:
+        chosen = getattr(item, "callspec", None)
+        kind = "" if chosen is None else chosen.params.get("kind_name", "")
+        if kind.startswith("vllm") or "shared_vllm" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("vllm"))

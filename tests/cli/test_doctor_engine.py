@@ -1,5 +1,7 @@
 """`gruppetto doctor --engine`: what a running server can do, tried."""
 
+import json
+
 import pytest
 
 from gruppetto.cli.main import main
@@ -7,35 +9,56 @@ from gruppetto.cli.main import main
 pytest.importorskip("torch", reason="needs the train extra")
 
 
-def lines(capsys):
-    out = capsys.readouterr().out.splitlines()
-    return out[0], {line[4:26].split("  ")[0].strip(): line[:2] for line in out[1:]}
+def tried(capsys, url, model, out):
+    """The first line, the marks by capability, and what was written."""
+    assert main(["doctor", "--engine", url, "--load", str(model), "--out", str(out)]) == 0
+    head, *rows, written = capsys.readouterr().out.splitlines()
+    assert written == f"written: {out}"
+    return head, {row[4:26].split("  ")[0].strip(): row[:2].strip() for row in rows}
 
 
-def test_the_table_of_our_own_server(tiny_model, capsys):
+PROMISED = {
+    "tokens in and out", "abort of one", "abort of all", "pause that keeps", "pause that aborts", "KV memory",
+    "versions per token", "weights from disk", "counters",
+}  # fmt: skip
+
+
+def test_the_table_of_our_own_server(tiny_model, capsys, tmp_path):
     from engines.contract.kinds import served
 
+    out = tmp_path / "engine.md"
     with served(tiny_model, "--slots", "4", "--context", "512") as url:
-        assert main(["doctor", "--engine", url, "--load", str(tiny_model)]) == 0
-        head, table = lines(capsys)
+        head, table = tried(capsys, url, tiny_model, out)
     assert "SGLang gruppetto-" in head
-    assert table.pop("tokens in and out") == "ok"
-    missing = {name for name, mark in table.items() if mark != "ok"}
-    assert not missing
-    assert {"abort of one", "pause that keeps", "pause that aborts", "KV memory", "weights from disk"} <= set(table)
+    assert set(table.values()) == {"ok"}
+    assert set(table) >= PROMISED
+    rows = [line.split(" | ")[:2] for line in out.read_text().splitlines() if line.startswith("| ")]
+    assert [[f"| {name}", "yes"] for name in table] == rows[1:]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_table_of_vllm(tiny_model, capsys, shared_vllm):
+def test_the_table_of_vllm(tiny_model, capsys, tmp_path, shared_vllm):
     from engines.contract.vllm_server import need_vllm
 
     need_vllm()
+    out = tmp_path / "engine.json"
     with shared_vllm.serving(tiny_model) as url:
-        assert main(["doctor", "--engine", url, "--load", str(tiny_model)]) == 0
-    head, table = lines(capsys)
+        head, table = tried(capsys, url, tiny_model, out)
     assert "vLLM 0." in head
-    assert table["abort of one"] == table["pause that keeps"] == table["weights from disk"] == "ok"
+    assert set(table) >= PROMISED
+    assert {name for name, mark in table.items() if mark != "ok"} == {"KV memory"}
+    written = json.loads(out.read_text())
+    assert written["kind"] == "vllm"
+    rows = {row["capability"]: row for row in written["capabilities"]}
+    assert {name for name, row in rows.items() if row["works"]} == set(table) - {"KV memory"}
+    assert "not supported on CPU" in rows["KV memory"]["says"]
+
+
+def test_a_table_has_a_place(tmp_path, capsys):
+    for out, said in ((tmp_path / "a.toml", "a.md"), (tmp_path / "none" / "a.md", "no folder")):
+        assert main(["doctor", "--engine", "http://127.0.0.1:9", "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_nobody_there(capsys):

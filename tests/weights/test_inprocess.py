@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.channels.feed import Plain
 from gruppetto.weights.checksum import checksum
 from gruppetto.weights.inprocess import InProcessChannel
 
@@ -38,6 +39,33 @@ async def test_every_engine_gets_every_bucket_then_commits():
         assert engine.buckets == [["t0", "t1"], ["t2"], ["t3"], ["t4"]]
         assert engine.log == [("begin", 5), ("commit", 5, 4)]
     assert [(r.engine, r.version, r.num_bytes) for r in receipts] == [("a", 5, 168), ("b", 5, 168)]
+
+
+class Copier(Taker):
+    """Copies what arrives, and notes where it lay."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.got, self.places = {}, []
+
+    async def load_bucket(self, bucket) -> None:
+        await super().load_bucket(bucket)
+        self.got |= {name: tensor.clone() for name, tensor in bucket.tensors}
+        self.places.append(bucket.tensors[0][1].data_ptr())
+
+
+@pytest.mark.parametrize("limit", [1, 700, 1 << 20])
+async def test_a_source_is_gathered_bucket_by_bucket_into_one_place(limit):
+    sent = tensors(4, 5, 200, 30, 1) + [("half", torch.arange(7.0).bfloat16()), ("scalar", torch.tensor(2.5))]
+    engine = Copier("a")
+    receipts = await InProcessChannel(limit).publish(3, Plain(sent), [engine])
+    assert {name: (t.dtype, t.tolist()) for name, t in engine.got.items()} == {
+        name: (t.dtype, t.tolist()) for name, t in sent
+    }
+    assert len(set(engine.places)) == 1
+    assert [name for bucket in engine.buckets for name in bucket] == [name for name, _ in sent]
+    assert engine.log == [("begin", 3), ("commit", 3, len(engine.buckets))]
+    assert receipts[0].num_bytes == sum(t.numel() * t.element_size() for _, t in sent)
 
 
 async def test_no_engine_commits_when_one_cannot_take_a_bucket():

@@ -20,7 +20,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--profile", action="store_true", help="measure this machine, and write what it reaches")
     parser.add_argument("--model", metavar="FOLDER", help="model to measure with (a random one of the demo's shape)")
-    parser.add_argument("--out", metavar="FILE", help="where the profile goes (profile.toml)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="where the profile goes (profile.toml), or the engine's table (engine.md; or .json)",
+    )
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="model.dtype of the runs to come (float32)"
     )
@@ -39,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.engine:
         from gruppetto.cli.doctor_engine import try_engine
 
-        return try_engine(args.engine, args.load)
+        return try_engine(args.engine, args.load, Path(args.out or "engine.md"))
     if args.load:
         raise UserError(f"--load {args.load} without --engine has nowhere to go; write gruppetto doctor --engine URL …")
     if not args.profile:

@@ -62,7 +62,11 @@ class EngineProcess:
         return self._process.pid
 
     async def start(self) -> str:
-        """Starts it on a free port; returns its URL. It may take long to answer there."""
+        """Starts it on a free port; returns its URL. It may take long to answer there.
+
+        A group of its own, in our session: Linux shares cores out among sessions (autogroup), and a trainer that mostly
+        waits gets so little of them beside a busy session that an abort was seen to leave two seconds late.
+        """
         await self.stop()
         launch, port = self._launch, free_port()
         command = command_of(launch, port, self._unknown)
@@ -77,8 +81,8 @@ class EngineProcess:
                     stdout=log,
                     stderr=log,
                     env={**os.environ, **launch.env},
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    process_group=0,
+                    preexec_fn=die_with_parent,
                 )
             except OSError as error:
                 raise EngineError(launch.name, f"{command[0]} cannot be started: {error}") from None
@@ -184,8 +188,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _die_with_parent() -> None:
-    """In the child: SIGTERM when the trainer dies, also of `kill -9`, so that no engine keeps a GPU for nobody."""
+def die_with_parent() -> None:
+    """In the child (`preexec_fn`): SIGTERM when the trainer dies, also of `kill -9`, so that no engine keeps a GPU for
+    nobody."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -10,6 +10,7 @@ control routes are unprotected, so a server should listen on loopback only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -202,6 +203,8 @@ class VLLMWire(Wire):
         return _made(self._decoded(raw))
 
     async def stream(self, rid: str, request: GenerateRequest, label: str) -> AsyncGenerator[Made]:
+        """All yields share two lists that grow: a chunk costs its own tokens, however many came before it. Versions are
+        told with the last chunk only."""
         body = _body(rid, request, label) | {"stream": True, "stream_options": {"include_usage": True}}
         ids: list[int] = []
         logprobs: list[float] = []
@@ -216,7 +219,7 @@ class VLLMWire(Wire):
                 made = _made(answer)
                 ids += made.ids
                 logprobs += made.logprobs
-                made.ids, made.logprobs = list(ids), list(logprobs)
+                made.ids, made.logprobs = ids, logprobs
                 yield made
 
     def _decoded(self, raw: bytes) -> _Answer:
@@ -294,8 +297,14 @@ class VLLMWire(Wire):
     async def release(self, tags: Sequence[MemoryTag]) -> None:
         if "weights" in tags:
             await self._post("/sleep", None, params={"level": "2"})
-        else:
+            return
+        try:
             await self._post("/release_kv_cache_memory", None)
+        except EngineError:  # a CPU cannot, and books it as gone all the same
+            with contextlib.suppress(EngineError):
+                await self.restore(tags)
+                await self.pause("abort")  # which waking up ends
+            raise
 
     async def restore(self, tags: Sequence[MemoryTag]) -> None:
         names = [{"weights": "weights", "kv": "kv_cache"}[tag] for tag in tags]

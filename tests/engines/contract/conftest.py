@@ -26,10 +26,9 @@ def vllm_url(tiny_model, shared_vllm):
 
 def pytest_generate_tests(metafunc):
     if "kind" in metafunc.fixturenames:
-        from engines.contract.kinds import KINDS, STREAMED
+        from engines.contract.kinds import KINDS
 
-        streamed = any(name in metafunc.function.__name__ for name in STREAMED)
-        metafunc.parametrize("kind_name", KINDS if streamed else [k for k in KINDS if k != "vllm-stream"])
+        metafunc.parametrize("kind_name", KINDS)
 
 
 @pytest.fixture

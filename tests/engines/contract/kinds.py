@@ -17,8 +17,6 @@ from gruppetto.engines.http.wire import Deadlines
 ROOT = Path(__file__).parents[3]
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 SLOTS, CONTEXT = 8, 1024
-STREAMED = ("logprobs_are", "stop_id", "versions_are", "closing", "going_on")
-"""Tests that a streaming client of vLLM, whose server is slow, goes through."""
 KINDS = ("embedded", "served", "served-stream", "scripted", "vllm", "vllm-stream")
 
 

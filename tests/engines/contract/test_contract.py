@@ -27,9 +27,6 @@ async def back(calls, within=60):
 async def made_some(kind, engine, count=1):
     """Waits until requests have made tokens, as the engine counts them."""
     await until(lambda: engine.stats().running >= count)
-    if kind.vllm:  # its /metrics answers when a short request is long over
-        await asyncio.sleep(0.05)
-        return
 
     async def made():
         return (await engine.wire.told()).generated if kind.over_http else engine.stats().decode_tokens_total

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 from engines.contract.kinds import CONTEXT, SLOTS, VLLM_PYTHON
 
 from gruppetto.engines.http.build import INSIDE_VLLM
+from gruppetto.engines.launch import die_with_parent
 
 
 def need_vllm():
@@ -55,59 +57,52 @@ def healthy(url):
 
 
 class SharedVLLM:
-    """The server behind a lock file in `folder`, which all test processes share."""
+    """The server behind a lock file in `folder`, which all test processes share.
+
+    Tests that use it are in one group of pytest-xdist, so that no process waits for the lock while it has other tests.
+    """
 
     def __init__(self, folder):
         self.folder = folder
         self._started = None
 
     @contextlib.contextmanager
-    def alone(self):
-        """Nobody else uses a vLLM meanwhile."""
+    def serving(self, model):
+        """The server's URL, for one test at a time; it is started where it does not run."""
         with (self.folder / "vllm.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    @contextlib.contextmanager
-    def serving(self, model):
-        """The server's URL; it is started where it does not run."""
-        with self.alone():
             state = self.folder / "vllm.json"
-            found = json.loads(state.read_text()) if state.exists() else None
-            if found is None or not healthy(found["url"]):
+            url = json.loads(state.read_text())["url"] if state.exists() else None
+            if url is None or not healthy(url):
                 url = self._start(model)
-                state.write_text(json.dumps({"url": url, "pid": self._started.pid}))
-            yield json.loads(state.read_text())["url"]
+                state.write_text(json.dumps({"url": url}))
+            yield url
 
     def _start(self, model):
+        self.close()
         port, log = free_port(), self.folder / "vllm.log"
         with log.open("ab") as out:
-            process = subprocess.Popen(
-                command(model, port), stdout=out, stderr=out, env=environment(), start_new_session=True
+            self._started = subprocess.Popen(
+                command(model, port),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment(),
+                process_group=0,
+                preexec_fn=die_with_parent,
             )
-        self._started, url = process, f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{port}"
         for _ in range(1200):
-            assert process.poll() is None, log.read_text()[-3000:]
+            assert self._started.poll() is None, log.read_text()[-3000:]
             if healthy(url):
                 return url
-            time.sleep(0.5)
+            time.sleep(0.25)
         raise AssertionError(log.read_text()[-3000:])
 
     def close(self):
         """Ends it, if it was started by this process."""
         if self._started is not None:
-            with self.alone():
-                self._kill(self._started.pid)
-                self._started.wait()
-
-    def end(self):
-        """Ends it, whoever started it, for a test that needs the room; the lock is held."""
-        state = self.folder / "vllm.json"
-        if state.exists():
-            self._kill(json.loads(state.read_text())["pid"])
-            state.unlink()
-
-    @staticmethod
-    def _kill(group):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, 9)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._started.pid, signal.SIGKILL)
+            self._started.wait()
+            self._started = None
