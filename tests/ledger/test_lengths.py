@@ -1,6 +1,8 @@
 """Lengths: means that hold under the cap, the longest of a batch with siblings alike, and agreement with the draws."""
 
+from hashlib import sha256
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,21 +13,14 @@ from gruppetto.errors import UserError
 from gruppetto.ledger.lengths import LognormalLengths, Tools, TracedLengths
 from gruppetto.sim.workload.families import FAMILIES
 from gruppetto.sim.workload.generator import Workload
+from gruppetto.sim.workload.published import PUBLISHED
 
 few = settings(max_examples=25, deadline=None)
 
 
 def like(workload: Workload) -> LognormalLengths:
     """The lengths that `workload` draws."""
-    return LognormalLengths(
-        mu=workload.mu,
-        s_b=workload.s_b,
-        s_w=workload.s_w,
-        cap=workload.cap,
-        q0=workload.q0,
-        runaway_prompts=workload.runaway_prompts,
-        runaway_rate=workload.runaway_rate,
-    )
+    return workload.lengths
 
 
 # -- one response ------------------------------------------------------------------------------------------------------
@@ -194,3 +189,56 @@ def test_tool_calls_by_their_mean_and_their_tail() -> None:
     assert Tools.from_mean(30.0, turn_tokens=100, sigma=1.0).mean_s == pytest.approx(30.0)
     with pytest.raises(UserError, match="turn_tokens = 0"):
         Tools(turn_tokens=0)
+
+
+# -- what the simulator draws ------------------------------------------------------------------------------------------
+
+
+def _digest(demand: Workload) -> str:
+    found = sha256()
+    for seed in (0, 7):
+        for group in range(150):
+            for member in range(4):
+                whole = demand.prompt(seed, group), demand.length(seed, group, member)
+                again = demand.length(seed, group, member, f"t{group % 5}"), demand.turns(seed, group, member)
+                found.update(repr((*whole, *again)).encode())
+    return found.hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("A", "72c1a39ebddd02b6"),
+        ("C", "8ce04a002d70d2c6"),
+        ("E", "8c6a2925b3e13041"),
+        ("R", "93b54c2305a3e99a"),
+        ("rollpacker-16k", "8c7a867d910625e4"),
+        ("search-r1", "33b56feeb4982487"),
+    ],
+)
+def test_named_workloads_stay_what_they_were(name: str, digest: str) -> None:
+    """Their draws are in the figures of docs and tests: a change of them is a change of all those."""
+    workload = FAMILIES[name].workload if name in FAMILIES else PUBLISHED[name].workload
+    assert _digest(workload) == digest
+
+
+def test_a_workload_with_runaway_prompts_and_drift_stays_what_it_was() -> None:
+    more: dict[str, Any] = {
+        "q0": 0.0001,
+        "runaway_prompts": 0.1,
+        "runaway_rate": (0.1, 0.5),
+        "drift": 2.0,
+        "drift_groups": 50,
+    }
+    assert _digest(Workload.from_mean_tail(4000, 10, 0.5, 20_000, **more)) == "528eb52a28f0bb8a"
+
+
+@given(mean=st.floats(1, 4000), sigma=st.floats(0, 1.5), icc=st.floats(0, 1), q0=st.sampled_from([0.0, 0.004]))
+def test_the_simulator_and_the_forecast_have_the_same_lengths(mean: float, sigma: float, icc: float, q0: float) -> None:
+    try:
+        drawn = Workload.from_mean(mean, sigma, icc, 8192, q0=q0, turn_tokens=100)
+    except UserError:
+        assert mean < LognormalLengths.means(sigma, icc, 8192, q0=q0)[0]
+        return
+    assert drawn.lengths == LognormalLengths.from_mean(mean, sigma, icc, 8192, q0=q0)
+    assert drawn.mean == pytest.approx(mean)

@@ -159,15 +159,6 @@ def _drawn(workload: Workload, name: str, args: argparse.Namespace) -> Given:
 
 def given_of(workload: Workload, name: str = "") -> Given:
     """What the simulator draws, as the ledger takes it."""
-    lengths = LognormalLengths(
-        mu=workload.mu,
-        s_b=workload.s_b,
-        s_w=workload.s_w,
-        cap=workload.cap,
-        q0=workload.q0,
-        runaway_prompts=workload.runaway_prompts,
-        runaway_rate=workload.runaway_rate,
-    )
     tools = None
     if workload.turn_tokens:
         tools = Tools(
@@ -178,7 +169,7 @@ def given_of(workload: Workload, name: str = "") -> Given:
             stuck_share=workload.stuck_share,
             stuck_s=workload.stuck_s,
         )
-    return Given(lengths=lengths, tools=tools, prompt_tokens=workload.prompt_tokens, name=name)
+    return Given(lengths=workload.lengths, tools=tools, prompt_tokens=workload.prompt_tokens, name=name)
 
 
 def _recorded(path: str, args: argparse.Namespace) -> Given:

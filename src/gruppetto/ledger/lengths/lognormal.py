@@ -1,4 +1,5 @@
-"""Lognormal lengths that siblings share in part, cut at the cap, with runaways: the model that `simulate` draws from.
+"""Lognormal lengths that siblings share in part, cut at the cap, with runaways. `simulate` draws from the same
+(`sim.workload.generator`): what the forecast and the simulator know of lengths stands here, once.
 
     ln L = mu + s_b z_prompt + s_w z_rollout      cut at `cap`
     runaway: L = cap, with probability q0 for each rollout, and, for a share `runaway_prompts` of the prompts, with a
@@ -70,6 +71,13 @@ class LognormalLengths(Lengths):
         return cls(mu=math.log(median), s_b=s_b, s_w=s_w, cap=cap, **runaways)
 
     @classmethod
+    def means(cls, sigma: float, icc: float, cap: int, **runaways: Any) -> tuple[float, float]:
+        """The least and the largest mean that comes out under the cap and the runaways, from a median of less than a
+        token to one far beyond the cap."""
+        low, high = (cls.from_median(math.exp(end), sigma, icc, cap, **runaways) for end in _ends(sigma, cap))
+        return low.exact_mean, high.exact_mean
+
+    @classmethod
     def from_mean(cls, mean: float, sigma: float, icc: float, cap: int, **runaways: Any) -> LognormalLengths:
         """By the mean of what comes out, cut and runaways included. Raises `UserError` where no median gives it."""
         if not mean > 0:
@@ -79,17 +87,19 @@ class LognormalLengths(Lengths):
                 f"cap = {cap:,} is below the mean of {mean:,.0f} tokens, so no response reaches the mean; write a cap "
                 f"of {math.ceil(mean):,} or more (4 x the mean leaves room for a tail: {math.ceil(4 * mean):,})"
             )
-        low, high = -1.0, math.log(cap) + 8 * max(sigma, 1.0)
-        least, most = (cls.from_median(math.exp(end), sigma, icc, cap, **runaways)._mean for end in (low, high))
+        least, most = cls.means(sigma, icc, cap, **runaways)
         if not least <= mean <= most:
             away = cls.from_median(1.0, sigma, icc, cap, **runaways).runaways
             raise UserError(
                 f"mean = {mean:,.0f}: with cap = {cap:,}, sigma = {sigma:g} and {away:.2%} runaways the mean lies from "
                 f"{math.ceil(least):,} to {math.floor(most):,}; write one in between, or fewer runaways"
             )
+        low, high = _ends(sigma, cap)
+        if cls.from_median(1.0, sigma, icc, cap, **runaways).exact_mean <= mean:
+            low = 0.0
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            below = cls.from_median(math.exp(middle), sigma, icc, cap, **runaways)._mean < mean
+            below = cls.from_median(math.exp(middle), sigma, icc, cap, **runaways).exact_mean < mean
             low, high = (middle, high) if below else (low, middle)
         return cls.from_median(math.exp(low), sigma, icc, cap, **runaways)
 
@@ -105,7 +115,7 @@ class LognormalLengths(Lengths):
         sigma = math.sqrt(math.log1p(cv * cv))
         found = cls.from_mean(mean, sigma, icc, cap, **runaways)
         if found.mu > math.log(cap) and sigma > 0:
-            body = cls.from_median(cap, sigma, icc, cap, **runaways)._mean
+            body = cls.from_median(cap, sigma, icc, cap, **runaways).exact_mean
             less = f"a mean of at most {math.floor(body):,}, " if body >= 1 else ""
             raise UserError(
                 f"mean = {mean:,.0f} under cap = {cap:,} with cv = {cv:g} cuts more than half of all responses; write "
@@ -136,8 +146,21 @@ class LognormalLengths(Lengths):
         return f"{body}, cut at {self.cap:,}{away}"
 
     @property
-    def _mean(self) -> float:
+    def exact_mean(self) -> float:
+        """Expected tokens by the closed form; `mean` is the table's, as all other figures are."""
         return (1 - self.runaways) * normal.cut_mean(self.mu, self.sigma, self.cap) + self.runaways * self.cap
+
+    def body(self, prompt: float, rollout: float) -> float:
+        """Tokens before the cut, without runaways, at two standard normal numbers: the prompt's and the rollout's."""
+        return math.exp(min(self.mu + (self.s_w * rollout + self.s_b * prompt), 80.0))
+
+    def rate(self, prone: float, where: float) -> float:
+        """Probability to run away of a rollout whose prompt is at two numbers in (0, 1): whether it is prone, and where
+        its rate lies in the range."""
+        if prone >= self.runaway_prompts:
+            return self.q0
+        low, high = self.runaway_rate
+        return 1 - (1 - self.q0) * (1 - (low + (high - low) * where))
 
     def table(self) -> Table:
         return _table(self)
@@ -154,8 +177,12 @@ class LognormalLengths(Lengths):
         rate = 1 - (1 - self.q0) * (1 - sum(self.runaway_rate) / 2) if self._prone(prompt) else self.q0
         if fate < rate:
             return float(self.cap)
-        z = self.s_b * normal.quantile(prompt) + self.s_w * normal.quantile(member)
-        return min(math.exp(min(self.mu + z, 80.0)), float(self.cap))
+        return min(self.body(normal.quantile(prompt), normal.quantile(member)), float(self.cap))
+
+
+def _ends(sigma: float, cap: int) -> tuple[float, float]:
+    """Logarithms of the least and the largest median that a search for one looks at."""
+    return -1.0, math.log(cap) + 8 * max(sigma, 1.0)
 
 
 @lru_cache(maxsize=64)

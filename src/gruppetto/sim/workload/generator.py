@@ -1,12 +1,7 @@
-"""The generator of synthetic workloads: lognormal lengths that siblings share in part, runaways, turns, tools.
+"""The generator of synthetic workloads: the ledger's lognormal lengths, drawn; prompts, turns and tools with them.
 
-    ln L = mu + s_b * z_prompt + s_w * z_rollout      cut at `cap`
-    runaway: L = cap, with probability q0 for each rollout, and, for a share `runaway_prompts` of the prompts, with a
-             rate of the prompt's own, uniform in `runaway_rate`
-    ICC = s_b^2 / (s_b^2 + s_w^2)                     how alike the log-lengths of one group are
-
-Promises those of `Demand`. Source: the model of our scheduling study; RollPacker (2509.21009), Seer (2511.14617) and
-PolyTrace (2509.25279) for the ranges.
+What lengths are (parameters, searches for them, runaways, the correlation of siblings) is `ledger.lengths.lognormal`'s;
+here they get their random numbers, their drift, and are cut into turns. Promises those of `Demand`.
 """
 
 from __future__ import annotations
@@ -14,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Any
 
 from gruppetto.errors import UserError
+from gruppetto.ledger.lengths import LognormalLengths
 from gruppetto.sim.workload.base import TaskKey, Turn, normal, uniform, uniforms
 from gruppetto.sim.workload.describe import Description, describe
 
 _NORMAL = NormalDist()
 _Z99 = _NORMAL.inv_cdf(0.99)
-_BISECTIONS = 80
+_OF_LENGTHS = ("mu", "s_b", "s_w", "cap", "q0", "runaway_prompts", "runaway_rate")
+_RUNAWAYS = _OF_LENGTHS[4:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """A workload by its parameters. Tokens and seconds; logarithms are natural. Raises `UserError` for a value that
     cannot be."""
@@ -76,8 +73,7 @@ class Workload:
             raise UserError(f"workload.median = {median} is not a length; write a number of tokens above 0")
         if not 0 <= icc <= 1:
             raise UserError(f"workload.icc = {icc} is no correlation; write a number from 0 to 1")
-        s_b, s_w = sigma * math.sqrt(icc), sigma * math.sqrt(1 - icc)
-        return cls(mu=math.log(median), s_b=s_b, s_w=s_w, cap=cap, **more)
+        return cls._of(LognormalLengths.from_median(median, sigma, icc, cap, **_only(more)), more)
 
     @classmethod
     def from_mean(cls, mean: float, sigma: float, icc: float, cap: int, **more: Any) -> Workload:
@@ -85,18 +81,17 @@ class Workload:
 
         Raises `UserError` when no median gives that mean under the cap and the runaways.
         """
-        low, high = 0.0, math.log(cap) + 8 * max(sigma, 1.0)
-        least, most = (cls.from_median(math.exp(end), sigma, icc, cap, **more).mean for end in (low, high))
+        least, most = LognormalLengths.means(sigma, icc, cap, **_only(more))
         if not least <= mean <= most:
             raise UserError(
                 f"workload.mean = {mean:g} cannot come out of cap = {cap}, sigma = {sigma:g} and these runaways; "
                 f"write a mean from {math.ceil(least)} to {math.floor(most)}"
             )
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            below = cls.from_median(math.exp(middle), sigma, icc, cap, **more).mean < mean
-            low, high = (middle, high) if below else (low, middle)
-        return cls.from_median(math.exp(low), sigma, icc, cap, **more)
+        return cls._of(LognormalLengths.from_mean(mean, sigma, icc, cap, **_only(more)), more)
+
+    @classmethod
+    def _of(cls, lengths: LognormalLengths, more: dict[str, Any]) -> Workload:
+        return cls(mu=lengths.mu, s_b=lengths.s_b, s_w=lengths.s_w, cap=lengths.cap, **more)
 
     @classmethod
     def from_mean_cv(cls, mean: float, cv: float, icc: float, cap: int, **more: Any) -> Workload:
@@ -114,25 +109,30 @@ class Workload:
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def lengths(self) -> LognormalLengths:
+        """The lengths before drift and rounding to turns, as a forecast takes them."""
+        return LognormalLengths(**{name: getattr(self, name) for name in _OF_LENGTHS})
+
     @property
     def sigma(self) -> float:
         """Standard deviation of ln L over all rollouts, of the body."""
-        return math.hypot(self.s_b, self.s_w)
+        return self.lengths.sigma
 
     @property
     def icc(self) -> float:
         """Correlation of ln L inside a group, of the body. 0 where nothing varies."""
-        return (self.s_b / self.sigma) ** 2 if self.sigma else 0.0
+        return self.lengths.icc
 
     @property
     def runaways(self) -> float:
         """Probability that a rollout runs away."""
-        return 1 - (1 - self.q0) * (1 - self.runaway_prompts * sum(self.runaway_rate) / 2)
+        return self.lengths.runaways
 
     @property
     def mean(self) -> float:
         """Expected length in tokens, cut and runaways included, before drift and rounding to turns."""
-        return (1 - self.runaways) * _cut_mean(self.mu, self.sigma, self.cap) + self.runaways * self.cap
+        return self.lengths.exact_mean
 
     def describe(self, seed: int = 0, *, groups: int = 2048, group_size: int = 8) -> Description:
         """What comes out, by drawing."""
@@ -147,10 +147,9 @@ class Workload:
         key = group if task is None else task
         if self._runs_away(seed, key, group, member):
             return self.cap
-        z = self.s_w * normal(seed, "workload", "rollout", group, member)
-        if self.s_b:
-            z += self.s_b * _prompt_normal(seed, key)
-        return self._whole_turns(math.exp(min(self.mu + z, 80.0)) * self._scale(group))
+        shared = _prompt_normal(seed, key) if self.s_b else 0.0
+        body = self.lengths.body(shared, normal(seed, "workload", "rollout", group, member))
+        return self._whole_turns(body * self._scale(group))
 
     def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
         length = self.length(seed, group, member, task)
@@ -163,12 +162,7 @@ class Workload:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _runs_away(self, seed: int, key: int | str, group: int, member: int) -> bool:
-        rate = self.q0
-        if self.runaway_prompts:
-            prone, where = _prompt_runaway(seed, key)
-            if prone < self.runaway_prompts:
-                low, high = self.runaway_rate
-                rate = 1 - (1 - rate) * (1 - (low + (high - low) * where))
+        rate = self.lengths.rate(*_prompt_runaway(seed, key)) if self.runaway_prompts else self.q0
         return rate > 0 and uniform(seed, "workload", "runaway", group, member) < rate
 
     def _scale(self, group: int) -> float:
@@ -203,12 +197,9 @@ def _prompt_runaway(seed: int, key: int | str) -> tuple[float, float]:
     return uniform(seed, "workload", "prone", key), uniform(seed, "workload", "rate", key)
 
 
-def _cut_mean(mu: float, sigma: float, cap: int) -> float:
-    """E[min(L, cap)] of a lognormal L."""
-    if not sigma:
-        return min(math.exp(mu), cap)
-    z = (math.log(cap) - mu) / sigma
-    return math.exp(mu + sigma * sigma / 2) * _NORMAL.cdf(z - sigma) + cap * _NORMAL.cdf(-z)
+def _only(more: dict[str, Any]) -> dict[str, Any]:
+    """Of more parameters those that say how rollouts run away."""
+    return {name: more[name] for name in _RUNAWAYS if name in more}
 
 
 def _problems(load: Workload) -> Iterator[tuple[str, Any, str]]:
