@@ -168,8 +168,18 @@ class Controller:
         except BaseException:
             await self._undo(parts)
             raise
+        self._weigh_trainer(clock, streamed=len(parts) > 1)
         await self._finish_step(step, parts, _joined(batches), metrics, clock)
         return True
+
+    def _weigh_trainer(self, clock: StepClock, *, streamed: bool) -> None:
+        """Tells the queue how much of the step the trainer beside it computed; not where no decision may depend on the
+        clock."""
+        loop, seconds = self.stages.loop, clock.seconds()
+        if loop.settings.lockstep:
+            return
+        beside = streamed and not loop.pool.colocated and seconds["step"] > 0
+        loop.pool.line.beside(seconds["train"] / seconds["step"] if beside else 0.0)
 
     async def _train_on(self, part: Part, step: int) -> Batch:
         """Gradients of one part; where engines and trainer share machines and the batch is whole, engines rest."""

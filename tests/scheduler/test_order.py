@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.posterior import History
-from gruppetto.scheduler.policies.order import ORDERS, FinishFirst, ProbeThenLongest
+from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
+from gruppetto.scheduler.policies.order import ORDERS, TRAINER_SHARE, Fifo, FinishFirst, ProbeThenLongest
+from gruppetto.scheduler.queueing import RolloutQueue
+from gruppetto.types import Task
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,35 @@ def test_where_siblings_are_little_alike_there_are_no_probes():
     new = [Group(i) for i in (1, 2, 3)]
     assert ordered("probe_then_longest", new, UNLIKE) == launch_order(1, 2, 3)
     assert ordered("probe_then_longest", [SHORT, UNKNOWN, LONG], UNLIKE) == launch_order(3, 2, 1)
+
+
+def test_a_trainer_beside_that_computes_much_of_a_step_is_fed_whole_groups():
+    order = ProbeThenLongest()
+    assert order.beside(0.0) == order.beside(TRAINER_SHARE) == order
+    assert order.beside(TRAINER_SHARE + 0.01) == Fifo()
+
+
+@pytest.mark.parametrize("name", sorted(set(ORDERS) - {"probe_then_longest"}))
+def test_the_other_orders_are_the_same_beside_any_trainer(name):
+    order = ORDERS[name]()
+    assert order.beside(0.99) == order
+
+
+def test_a_queue_follows_the_trainer_and_comes_back():
+    queue = RolloutQueue(ProbeThenLongest())
+    queue.believe(UNLIKE)
+    for number, log in ((1, 5.0), (3, 9.5)):
+        group = GroupEntry(number, Task(id=str(number), prompt_ids=[1]), 2, 0, finished=2, log_sum=2 * log)
+        for member in range(2):
+            queue.add(RolloutEntry(f"{number}.{member}", group, member), resumed=False)
+    by_length, launched = ["3.0", "3.1", "1.0", "1.1"], ["1.0", "1.1", "3.0", "3.1"]
+    assert [entry.id for entry in queue] == by_length
+    queue.beside(0.6)
+    assert [entry.id for entry in queue] == launched
+    queue.follow(ProbeThenLongest(), finish_first=True)  # chosen anew: the trainer still computes as much
+    assert [entry.id for entry in queue] == launched
+    queue.beside(0.1)
+    assert [entry.id for entry in queue] == by_length
 
 
 def test_seers_rule_takes_the_unknown_for_longest():

@@ -104,3 +104,16 @@ def test_agents_on_policy(run):
     assert layered["makespan_s"] < sync["makespan_s"] / 1.2
     assert layered["prefilled"] < 6
     assert sync["prefilled"] > 15
+
+
+@pytest.mark.parametrize(("train_token_s", "order"), [(5.6e-4, "fifo"), (2.4e-5, "probe_then_longest")])
+def test_the_order_of_rollouts_looks_at_the_trainer_beside_them(run, monkeypatch, train_token_s, order):
+    """Longest first starts a trainer late: where it has much to do, it gets whole groups as they were launched."""
+    entry = f"layered:run.placement=disaggregated:sim.train_token_s={train_token_s}"
+    taken = run("c", entry, steps=5, before=2)["step_s"]
+    monkeypatch.setattr("gruppetto.scheduler.policies.order.TRAINER_SHARE", 1.0)  # from here on as it is written
+    orders = ("fifo", "probe_then_longest")
+    fixed = {name: run("c", f"{entry}:scheduler.order={name}", steps=5, before=2)["step_s"] for name in orders}
+    assert taken == pytest.approx(fixed[order], rel=0.02)
+    if order == "fifo":
+        assert taken < 0.9 * fixed["probe_then_longest"]

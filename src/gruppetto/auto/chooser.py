@@ -196,6 +196,7 @@ class Chooser:
             kv_kept=self._settings.kv_kept,
             seed=self._settings.seed + self._estimates.count,
             tool_s=memory.turns.seconds_a_token if turns else 0.0,
+            trainer_share=loop.pool.line.trainer_share,
         )
 
     async def _answer(self, question: Question, asked: list[Choice]) -> list[Forecast]:

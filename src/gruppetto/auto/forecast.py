@@ -48,6 +48,8 @@ class Question:
     seed: int
     tool_s: float = 0.0
     """Tool seconds to come of an unfinished rollout, per model token."""
+    trainer_share: float = 0.0
+    """Of the last step, in which a trainer beside the engines computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ async def _run(question: Question, candidate: Composed, steps: int, skip: int) -
     world = World.of(spec, NullRecorder())
     loop, version = world.loop, question.present.version
     loop.pool.line.believe(question.belief)
+    loop.pool.line.beside(question.trainer_share)
     fill(loop.pool, question.present, plans.task_of)
     for launch in range(question.present.deferred):
         loop.pool.put_off(

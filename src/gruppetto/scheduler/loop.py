@@ -31,7 +31,7 @@ from gruppetto.record.base import NullRecorder, Recorder
 from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.calls import RolloutCalls
 from gruppetto.scheduler.carrying import Carrier
-from gruppetto.scheduler.entries import EngineSeat, GroupEntry
+from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.events import Event
 from gruppetto.scheduler.filters import GroupFilter
 from gruppetto.scheduler.losses import Losses
@@ -40,8 +40,10 @@ from gruppetto.scheduler.meter import StepMeter
 from gruppetto.scheduler.policies.base import SchedulingPolicy
 from gruppetto.scheduler.pool import Pool
 from gruppetto.scheduler.returns import Returns
+from gruppetto.scheduler.seating import seat_of
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.scheduler.snapshot import restore, snapshot
+from gruppetto.scheduler.tending import Tending
 from gruppetto.types import DropReason, RolloutState
 
 MAX_DECISIONS = 100_000
@@ -78,7 +80,7 @@ class RolloutLoop:
         self.pool = Pool(
             batch_groups=settings.batch_groups,
             group_size=settings.group_size,
-            engines=[_seat(i, engine, settings.engine_queue) for i, engine in enumerate(engines)],
+            engines=[seat_of(i, engine, settings.engine_queue) for i, engine in enumerate(engines)],
             max_tokens=settings.max_tokens,
             colocated=settings.colocated,
             order=policy.order,
@@ -104,6 +106,7 @@ class RolloutLoop:
         self.updater: Callable[[Sequence[str]], Awaitable[None]] | None = None
         """Brings the newest weights to engines; the controller sets it."""
         self.losses = Losses(self)
+        self.tending = Tending(self)
         self.started_at = now()
         self.decisions = 0
         self._parts: deque[Part] = deque()
@@ -216,6 +219,7 @@ class RolloutLoop:
             "pool": snapshot(self.pool),
             "source": dict(self.source.state()),
             "memory": self.memory.state(),
+            "trainer_share": self.pool.line.trainer_share,
             **self.returns.state(),
         }
 
@@ -225,6 +229,7 @@ class RolloutLoop:
         restore(self.pool, state["pool"], self.memory)
         self.source.load_state(state["source"])
         self.pool.line.believe(self.memory.estimator.belief())
+        self.pool.line.beside(state["trainer_share"])
         self.pool.defer_above = self.memory.defer_above
         self.filter.filtering, self.filter.in_a_row = state["filter"]
         for entry in list(self.pool.rollouts.values()):
@@ -277,6 +282,7 @@ class RolloutLoop:
     def _decide(self) -> None:
         """Asks the scheduling policy until it wants nothing more."""
         at = now()
+        self.tending.look(at)
         for _ in range(MAX_DECISIONS):
             if self._stopping or self._batch is not None:
                 self._note()
@@ -390,8 +396,3 @@ class RolloutLoop:
             f"oldest waiting: {', '.join(list(self.pool.rollouts)[:3]) or 'none'}; "
             f"engines serving: {', '.join(self.pool.serving) or 'none'}"
         )
-
-
-def _seat(index: int, engine: Engine, queue: int) -> EngineSeat:
-    stats = engine.stats()
-    return EngineSeat(engine.name, index, stats.slots, stats.slots + queue, kv_capacity=stats.kv_capacity)

@@ -22,7 +22,7 @@ class RolloutQueue:
     """`order` ranks new rollouts; with `finish_first` the resumed ones of one age go by progress, most first."""
 
     def __init__(self, order: Order | None = None, *, finish_first: bool = False) -> None:
-        self._order: Order = order or Fifo()
+        self._chosen = self._order = order or Fifo()
         self._finish_first = finish_first
         self._entries: SortedQueue[tuple[float, ...], RolloutEntry] = SortedQueue()
         self._arrivals = 0
@@ -31,6 +31,7 @@ class RolloutQueue:
         self.size = 0
         """How many wait; read at every decision."""
         self.lengths: LengthBelief | None = None
+        self.trainer_share = 0.0
 
     def __len__(self) -> int:
         return self.size
@@ -89,6 +90,16 @@ class RolloutQueue:
 
     def follow(self, order: Order, *, finish_first: bool) -> None:
         """Another order from here on. O(queue)."""
+        self._chosen = order
+        self._rank(order.beside(self.trainer_share), finish_first)
+
+    def beside(self, trainer_share: float) -> None:
+        """A trainer took finished groups of the last batch while rollouts ran, and computed in so much of the step; 0
+        where it took the batch whole. O(queue) where that changes the order."""
+        self.trainer_share = trainer_share
+        self._rank(self._chosen.beside(trainer_share), self._finish_first)
+
+    def _rank(self, order: Order, finish_first: bool) -> None:
         if (order, finish_first) != (self._order, self._finish_first):
             self._order, self._finish_first = order, finish_first
             self._requeue()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.posterior import PESSIMISTIC, Siblings, remaining_quantile
@@ -22,6 +22,10 @@ from gruppetto.scheduler.views import GroupView, RolloutView
 
 PROBE_ICC = 0.2
 """Probes are worth their delay where siblings are at least so alike."""
+
+TRAINER_SHARE = 0.28
+"""Share of a step in which a trainer beside the engines computes, above which its waiting costs more than the order of
+lengths saves: simulated on the study's families B and C, the orders cross at .25-.30."""
 
 OrderKey = tuple[float, ...]
 
@@ -46,9 +50,22 @@ class Order(Protocol):
         """Smallest first."""
         ...
 
+    def beside(self, trainer_share: float) -> Order:
+        """The order where a trainer takes finished groups meanwhile and computes in so much of a step; 0 = none does."""
+        ...
+
+
+class FixedOrder:
+    """An order that is the same beside any trainer."""
+
+    __slots__ = ()
+
+    def beside(self, trainer_share: float) -> Self:
+        return self
+
 
 @dataclass(frozen=True, slots=True)
-class Fifo:
+class Fifo(FixedOrder):
     """In the order of launch, whole groups."""
 
     name: str = "fifo"
@@ -65,6 +82,9 @@ class ProbeThenLongest:
 
     Without a belief the rest goes in the order of launch. Where siblings are little alike (ICC below `probe_icc`) there
     are no probes, and where none has finished and no history is known, new rollouts are equal: the order of launch.
+
+    Longest first ends groups late. A trainer that takes finished ones beside the engines, and has much to do, gets
+    whole groups in the order of launch instead (`TRAINER_SHARE`): it would start late and end the step.
     """
 
     quantile: float = PESSIMISTIC
@@ -82,9 +102,12 @@ class ProbeThenLongest:
         remaining = remaining_quantile(lengths, rollout.tokens, siblings, group.history, self.quantile)
         return (1, -remaining, group.id, rollout.member)
 
+    def beside(self, trainer_share: float) -> Order:
+        return Fifo() if trainer_share > TRAINER_SHARE else self
+
 
 @dataclass(frozen=True, slots=True)
-class LongestGroupFirst:
+class LongestGroupFirst(FixedOrder):
     """Seer's rule: probes, then the groups by their longest finished member, longest first; a group of which none has
     finished counts as long as can be."""
 
@@ -99,7 +122,7 @@ class LongestGroupFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishFirst:
+class FinishFirst(FixedOrder):
     """Most progress first: agentic rollouts without a KV pool, whose waiting context is what is scarce."""
 
     name: str = "finish_first"

@@ -21,7 +21,7 @@ from gruppetto.presets import build_policy
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder, refuse_existing
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
-from gruppetto.scheduler.policies.order import OrderKey
+from gruppetto.scheduler.policies.order import FixedOrder, OrderKey
 from gruppetto.scheduler.views import GroupView, RolloutView
 from gruppetto.sim.demand import AGAIN, Plans
 from gruppetto.sim.replay.demand import ReplayDemand, ReplayTasks
@@ -35,7 +35,7 @@ ORACLE = "oracle"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LongestFirst:
+class LongestFirst(FixedOrder):
     """The longest rollout first, by its true length: what knowing lengths could buy at most."""
 
     plans: Plans

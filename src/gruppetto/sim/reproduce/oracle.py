@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.composed import Composed
-from gruppetto.scheduler.policies.order import OrderKey
+from gruppetto.scheduler.policies.order import FixedOrder, OrderKey
 from gruppetto.scheduler.policies.placing import Placing
 from gruppetto.scheduler.views import GroupView, PoolView, RolloutView
 from gruppetto.sim.world import Spec
@@ -25,7 +25,7 @@ def lengths_of(spec: Spec) -> Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class TrueOrder:
+class TrueOrder(FixedOrder):
     """New rollouts by their true length: longest first, or shortest first."""
 
     lengths: Lengths
