@@ -5,7 +5,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: smollm2 demo test test-base check install soak clean
+.PHONY: smollm2 demo test suite test-base check install soak clean
 
 install: .venv/installed
 
@@ -26,8 +26,19 @@ smollm2: install
 check: install
 	scripts/check
 
-test: install check test-base
-	.venv/bin/pytest -n 2
+# Engines are tested on a real vLLM, in an environment of its own; `make test VLLM=no` does without where there is no
+# build of it. Its tests are one group, which one of the two processes runs.
+VLLM ?= yes
+
+test: install check test-base suite
+
+suite: install
+ifeq ($(VLLM),yes)
+	scripts/install-vllm
+	GRUPPETTO_NEEDS_VLLM=1 .venv/bin/pytest -n 2 --dist loadgroup
+else
+	.venv/bin/pytest -n 2 --dist loadgroup
+endif
 
 # The base install has no torch: config, check-data, scheduler and simulator must work without it.
 .venv-base/installed: pyproject.toml constraints.txt
@@ -43,4 +54,4 @@ soak: install
 	HYPOTHESIS_PROFILE=soak .venv/bin/pytest tests/scheduler -o timeout=3600 --durations=10
 
 clean:
-	rm -rf .venv .venv-base .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-base .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
