@@ -91,8 +91,14 @@ def spawn(run_file, tmp_path):
     return go
 
 
+def json_lines(path):
+    """Rows of a file; what a model said may hold any other line separator than a line feed."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def metrics_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(folder / "metrics.jsonl")
 
 
 def timeless(metrics):
@@ -104,10 +110,8 @@ def timeless(metrics):
 
 
 def events_of(folder):
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return json_lines(folder / "events.jsonl")
 
 
 def rollouts_of(folder):
-    return [
-        json.loads(line) for file in sorted((folder / "rollouts").iterdir()) for line in file.read_text().splitlines()
-    ]
+    return [row for file in sorted((folder / "rollouts").iterdir()) for row in json_lines(file)]

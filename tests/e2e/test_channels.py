@@ -1,8 +1,16 @@
-"""A whole run over each weight channel: the same rollouts and the same learning as with plain copies."""
+"""A whole run over each weight channel: the same rollouts and learning as with plain copies; and to servers."""
 
+import asyncio
+import threading
+
+import aiohttp
 import pytest
+from engines.contract.scripted import Scripted
+from engines.serve.conftest import serving
 
-from e2e.conftest import metrics_of, rollouts_of
+from e2e.conftest import events_of, metrics_of, rollouts_of
+from e2e.test_servers import ASYNC, conserved, weights_fit
+from gruppetto.errors import UserError
 
 SAME = ("reward/mean", "loss/policy", "optim/grad_norm", "rollout/tokens/mean")
 
@@ -38,3 +46,139 @@ def test_running_rollouts_take_new_weights_over_shared_memory(train):
     measured = [row["mismatch_kl/mean"] for row in metrics_of(folder) if "mismatch_kl/mean" in row]
     assert measured
     assert max(measured) < 1e-6
+
+
+# --- to servers ------------------------------------------------------------------------------------------------------
+
+SIZES = ("--slots", "8", "--context", "96", "--skip-tokenizer-init")
+BITS = 70400 // 4
+"""Elements of the model, which is sent in the engine's type."""
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def served(small_model, dtype):
+    with serving(str(small_model), *SIZES, "--dtype", dtype) as (url, _):
+        yield url
+
+
+def on(url, *more):
+    return ('engine.type="sglang"', f'engine.urls=["{url}"]', "engine.slots=8", "rollout.timeout_s=120.0", *more)
+
+
+def published(folder):
+    return [event for event in events_of(folder) if event["kind"] == "published"]
+
+
+def chosen(folder):
+    (event,) = [event for event in events_of(folder) if event["kind"] == "weights_channel"]
+    return event["channel"], event["mode"], event["reason"]
+
+
+def versions(folder):
+    """Of every token that was trained on or dropped, rollout by rollout."""
+    return [[version for version, _ in row["segments"]] for row in rollouts_of(folder)]
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+@pytest.mark.parametrize("channel", ["auto", "shm", "gloo", "disk"])
+def test_each_channel_brings_each_version_to_a_server(train, served, dtype, channel, mode):
+    """At bfloat16 a small step moves few elements, which is what a delta is for."""
+    wanted = (f'weights.channel="{channel}"', f'weights.mode="{mode}"', "weights.verify_every=2")
+    rate = 2e-5 if (dtype, mode) == ("bfloat16", "delta") else 1e-3
+    code, folder = train(*on(served, *ASYNC, *wanted), f'model.dtype="{dtype}"', f"train.lr={rate}")
+    assert code == 0
+    assert chosen(folder)[:2] == ("shm" if channel == "auto" else channel, mode)
+    assert chosen(folder)[2]
+    rows, size = published(folder), BITS * (4 if dtype == "float32" else 2)
+    assert [row["version"] for row in rows] == [0, 1, 2, 3, 4]
+    assert not any(row["failed"] for row in rows)
+    kinds = [row["kinds"] for row in rows]
+    if rate < 1e-3:
+        assert kinds == [{"sglang-0": "full"}, *[{"sglang-0": "delta"}] * 4]
+        assert rows[0]["bytes"] == size
+        assert all(row["bytes"] < 0.5 * size for row in rows[1:])
+    else:
+        assert [row["bytes"] for row in rows] == [size] * 5
+    assert dtype == "bfloat16" or weights_fit(folder)
+    found = versions(folder)
+    assert all(row == sorted(row) for row in found)
+    assert {version for row in found for version in row} >= {0, 1}
+    assert max(row["mismatch_kl/mean"] for row in metrics_of(folder) if "mismatch_kl/mean" in row) < 0.02
+    conserved(folder)
+
+
+def test_memory_of_the_kv_is_given_back_while_weights_come(train, served, dtype):
+    """Aborted where requests would be kept; what they made is kept all the same."""
+    order = ('weights.pause="abort"', "weights.release_kv=true")
+    code, folder = train(*on(served, *ASYNC, *order), f'model.dtype="{dtype}"', "rollout.max_tokens=60")
+    assert code == 0
+    assert [row["version"] for row in published(folder)] == [0, 1, 2, 3, 4]
+    assert metrics_of(folder)[-1]["dropped/failed"] == 0
+    conserved(folder)
+
+
+async def post(url, path, **body):
+    async with aiohttp.ClientSession(url) as session, session.post(path, json=body) as answer:
+        return answer.status
+
+
+def test_a_server_left_without_weights_in_mid_update_is_mended_by_the_next_run(train, served, dtype):
+    """As a trainer leaves it that dies while its weights are on their way."""
+    assert asyncio.run(post(served, "/pause_generation", mode="abort")) == 200
+    assert asyncio.run(post(served, "/release_memory_occupation", tags=["kv_cache"])) == 200
+    offer = {"version": 9, "kind": "full", "channel": "disk", "address": {"folder": "/no/such"}, "places": []}
+    assert asyncio.run(post(served, "/gruppetto/weights/prepare", **offer)) == 200
+    assert asyncio.run(post(served, "/continue_generation")) == 400
+    code, folder = train(*on(served), f'model.dtype="{dtype}"', "run.steps=1")
+    assert code == 0
+    conserved(folder)
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """The URL of a server that speaks SGLang and has no routes of ours."""
+    loop, server = asyncio.new_event_loop(), Scripted(context=96)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.open(), loop).result(20)
+    yield server.url
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(20)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_a_foreign_server_reads_whole_weights_from_disk(train, foreign):
+    code, folder = train(*on(foreign), "run.steps=2")
+    assert code == 0
+    assert chosen(folder) == (
+        "staged",
+        "full",
+        "sglang-0 reads weights from disk only: it has no /gruppetto/weights (HTTP 404)",
+    )
+    assert [(row["version"], row["kinds"]) for row in published(folder)] == [
+        (version, {"sglang-0": "full"}) for version in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "instead"),
+    [
+        ('weights.channel="shm"', "write weights.channel = 'auto'"),
+        ('weights.channel="gloo"', "write weights.channel = 'auto'"),
+        ('weights.mode="delta"', "write weights.channel = 'auto', weights.mode = 'full'"),
+    ],
+)
+def test_what_a_foreign_server_cannot_is_one_line_before_the_first_step(train, foreign, asked, instead):
+    with pytest.raises(UserError) as caught:
+        train(*on(foreign, asked))
+    said = str(caught.value)
+    assert "\n" not in said
+    assert said.startswith(asked.replace("=", " = ").replace('"', "'"))
+    assert f"engine sglang-0 at {foreign} reads whole weights from disk only" in said
+    assert instead in said

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from gruppetto.errors import RunError, UserError
 from gruppetto.weights.buckets import plan_buckets
-from gruppetto.weights.channels.base import BUFFERS, Offer, host_id, places_of, plans_of
+from gruppetto.weights.channels import gloo
+from gruppetto.weights.channels.base import BUFFERS, Offer, SinkError, host_id, places_of, plans_of
 from gruppetto.weights.channels.choose import Asked, make, within
 from gruppetto.weights.channels.disk import KEEP, DiskSink, DiskStream
 from gruppetto.weights.channels.feed import Plain, bytes_of, pump
@@ -233,6 +234,39 @@ def test_a_sender_that_goes_in_the_middle_is_noticed(tmp_path):
     sink.close()
     thread.join(20)
     assert "the sender is gone" in failed[0]
+
+
+# --- gloo ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_dies_on_its_way_into_the_group_holds_nobody_up():
+    """It has reported, and the word to go is out. The deadline is longer than this test may take."""
+    plans = plan_buckets(specs_of(tensors()), 20_000, groups=())
+    sink = GlooSink(plans, ["good", "dead"], 600.0)
+    failed = []
+
+    def good():
+        try:
+            GlooStream(sink.address("good"), plans, 600.0)
+        except RunError as error:
+            failed.append(str(error))
+
+    def dead():
+        store = gloo._client(sink.address("dead"), 600.0)
+        store.set(f"here/{sink.address('dead')['rank']}", "1")
+        store.wait(["go"])
+        sink.gone("dead")
+
+    threads = [threading.Thread(target=part) for part in (good, dead)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(SinkError, match="dead went before it was there") as caught:
+        pump(plans, Plain(tensors()), sink)
+    assert caught.value.engines == ("dead",)
+    for thread in threads:
+        thread.join(60)
+    sink.close()
+    assert failed == ["gloo: no group with the sender: another engine is gone"]
 
 
 # --- offers ----------------------------------------------------------------------------------------------------------

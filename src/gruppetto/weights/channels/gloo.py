@@ -2,8 +2,9 @@
 
 Every publish has a group of its own, so an engine that died since the last one is never waited for in a collective:
 first all engines report to the store, then the trainer says go or not, and only then anybody enters. Promises: one
-bucket is filled while the one before is on its way (two buffers at each end); when an end dies in mid-broadcast, or the
-trainer gives up, the others get an error, at the latest after the deadline.
+bucket is filled while the one before is on its way (two buffers at each end); when an end dies, on its way into the
+group or in mid-broadcast, or the trainer gives up, the others get an error as soon as that is known, at the latest
+after the deadline.
 """
 
 from __future__ import annotations
@@ -46,12 +47,11 @@ class GlooSink(Sink):
         self._group: Any = None
 
     def address(self, engine: str) -> dict[str, str | int]:
-        return {
-            "host": self._host,
-            "port": self._store.port,
-            "rank": self._ranks[engine],
-            "size": len(self._ranks) + 1,
-        }
+        return self.address_of(self._ranks[engine])
+
+    def address_of(self, rank: int) -> dict[str, str | int]:
+        """Of one member of the group; this end is 0."""
+        return {"host": self._host, "port": self._store.port, "rank": rank, "size": len(self._ranks) + 1}
 
     def buffer(self, plan: BucketPlan) -> Bytes:
         if self._group is None:
@@ -94,7 +94,16 @@ class GlooSink(Sink):
             late = sorted(self._gone or waiting)
             raise SinkError(f"gloo: {', '.join(late)} did not come to the broadcast", () if self._closed else late)
         self._store.set("go", "yes")
-        self._group = _group(self._store, 0, len(self._ranks) + 1, self._host, self._deadline_s)
+        try:
+            self._group = _built(self.address_of(0), self._deadline_s, self._given_up)
+        except RuntimeError as error:
+            self._store.set("off", "1")
+            raise SinkError(f"gloo: no group with the engines: {_first_line(error)}", sorted(self._gone)) from None
+
+    def _given_up(self) -> str:
+        if self._closed:
+            return "the publish was given up"
+        return f"{', '.join(sorted(self._gone))} went before it was there" if self._gone else ""
 
     def _wait(self, at: int) -> None:
         work, self._sending[at] = self._sending[at], None
@@ -116,15 +125,14 @@ class GlooStream:
 
     def __init__(self, address: Mapping[str, str | int], plans: Sequence[BucketPlan], deadline_s: float) -> None:
         self._plans = plans
-        host, rank = str(address["host"]), int(address["rank"])
         limit = timedelta(seconds=deadline_s)
         try:
-            store = dist.TCPStore(host, int(address["port"]), is_master=False, wait_for_workers=False, timeout=limit)
-            store.set(f"here/{rank}", "1")
+            store = _client(address, deadline_s)
+            store.set(f"here/{address['rank']}", "1")
             store.wait(["go"], limit)
             if store.get("go") != b"yes":
                 raise RunError("gloo: the sender called the broadcast off: another engine did not come")
-            self._group = _group(store, rank, int(address["size"]), host, deadline_s)
+            self._group = _built(address, deadline_s, lambda: "another engine is gone" if store.check(["off"]) else "")
         except RuntimeError as error:
             raise RunError(f"gloo: no group with the sender: {_first_line(error)}") from None
         size = max((plan.num_bytes for plan in plans), default=1)
@@ -160,11 +168,43 @@ def _store(host: str, deadline_s: float) -> Any:
     )
 
 
-def _group(store: Any, rank: int, size: int, host: str, deadline_s: float) -> Any:
+def _client(address: Mapping[str, str | int], deadline_s: float) -> Any:
+    limit = timedelta(seconds=deadline_s)
+    return dist.TCPStore(
+        str(address["host"]), int(address["port"]), is_master=False, wait_for_workers=False, timeout=limit
+    )
+
+
+def _built(address: Mapping[str, str | int], deadline_s: float, given_up: Callable[[], str]) -> Any:
+    """The group, made on a thread: it waits inside for members that may have died, and cannot be called back. Raises
+    `RuntimeError`, also with the reason of `given_up`; the thread is left behind, and ends when the store does."""
+    made: list[Any] = []
+    failed: list[RuntimeError] = []
+
+    def make() -> None:
+        try:
+            made.append(_group(address, deadline_s))
+        except RuntimeError as error:
+            failed.append(error)
+
+    making = threading.Thread(target=make, name="gloo", daemon=True)
+    making.start()
+    while making.is_alive():
+        making.join(_LOOK.total_seconds())
+        if making.is_alive() and (why := given_up()):
+            raise RuntimeError(why)
+    if failed:
+        raise failed[0]
+    return made.pop()
+
+
+def _group(address: Mapping[str, str | int], deadline_s: float) -> Any:
+    """With a connection to the store of its own: one that waits answers nobody else."""
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=str(address["host"]))]
     options._timeout = timedelta(seconds=deadline_s)
-    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, size, options)
+    store = dist.PrefixStore("weights", _client(address, deadline_s))
+    return dist.ProcessGroupGloo(store, int(address["rank"]), int(address["size"]), options)
 
 
 def _broadcast(group: Any, buffer: Tensor) -> Any:
