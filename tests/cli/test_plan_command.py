@@ -1,5 +1,6 @@
 """`gruppetto plan` as a user meets it: answers, files, refusals; what `--write` writes is the run that was forecast."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 
 from gruppetto.cli.main import main
 from gruppetto.cli.plan_numbers import NUMBERS
+from gruppetto.cli.stepping import steps_shown
+from gruppetto.config.loader import load
+from gruppetto.ledger.models.figures import FIGURES
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
@@ -174,6 +178,65 @@ def test_what_is_written_runs_at_once(capsys, tmp_path):
     code, out, _ = planned(capsys, "simulate", str(file), "run.steps=3", f"run.dir={tmp_path}", "log.rollouts=false")
     assert code == 0
     assert "layered" in out
+
+
+def test_the_forecast_stands_before_the_simulations_begin(capsys, monkeypatch):
+    before = []
+
+    def simulated(found, workload):
+        before.append(capsys.readouterr().out)
+        return {name: 1.1 * one.step_s.value for name, one in found.placed.items()}
+
+    monkeypatch.setattr("gruppetto.cli.plan_simulated.simulated", simulated)
+    code, out, _ = planned(capsys, *SMALL, "--simulate")
+    assert code == 0
+    assert "Take " in before[0]
+    assert "simulated" in out
+    assert "+10.0%" in out
+    assert gc.isenabled()
+
+
+def test_a_terminal_sees_the_steps(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with steps_shown("sync", tmp_path, 4):
+        (tmp_path / "metrics.jsonl").write_text("{}\n{}\n{}\n")
+    assert "sync: step 3 of 4" in capsys.readouterr().err
+
+
+def test_what_is_written_is_within_the_models_positions(capsys, tmp_path):
+    file = tmp_path / "run.toml"
+    agents = ["plan", "Qwen3-8B", "--workload", "agent", "--turns", "20", "--gpus", "16", "--prompts", "16"]
+    assert planned(capsys, *agents, "--write", str(file))[0] == 0
+    text = file.read_text()
+    loaded = load([str(file)]).config
+    assert loaded.engine.context == 40_960
+    assert loaded.rollout.max_tokens == 32_768
+    assert loaded.run.name.startswith("Qwen3-8B-")
+    assert "positions for 40,960 tokens" in text
+    assert "train runs single turns" in text
+    assert "# [data]" in text
+
+
+def test_a_run_that_no_position_is_left_for_is_not_written(capsys, tmp_path):
+    config = {**FIGURES["Qwen/Qwen3-8B"], "max_position_embeddings": 600}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["plan", str(tmp_path), "--gpus", "8", "--prompts", "8", "--write", str(tmp_path / "run.toml")]
+    code, _, err = planned(capsys, *words, "--mean-tokens", "100", "--max-tokens", "400")
+    assert code == 2
+    assert "positions for 600 tokens, of which a prompt takes 512" in err
+    code, _, _ = planned(capsys, *words, "--mean-tokens", "100", "--max-tokens", "800", "--prompt-tokens", "100")
+    assert code == 0
+    loaded = load([str(tmp_path / "run.toml")]).config
+    assert (loaded.engine.context, loaded.rollout.max_tokens) == (600, 500)
+
+
+def test_weights_published_in_few_bits_are_told(capsys):
+    words = ["plan", "gpt-oss-20b", "--gpus", "8", "--prompts", "16"]
+    _, out, _ = planned(capsys, *words)
+    assert "published with its experts in mxfp4" in " ".join(out.split())
+    _, out, _ = planned(capsys, *words, "--serve-dtype", "stored")
+    assert "weights as published, in mxfp4" in out
+    assert "--serve-dtype stored plans them" not in out
 
 
 def test_a_recorded_workload_is_planned_with_its_own_lengths(capsys, tmp_path):

@@ -48,6 +48,20 @@ def test_the_later_layer_wins_key_by_key_and_origins_say_so(write):
     }
 
 
+def test_the_default_context_is_within_the_models_positions(write):
+    write("small/config.json", '{"max_position_embeddings": 512}')
+    write("large/config.json", '{"text_config": {"max_position_embeddings": 40960}}')
+    write("odd/config.json", '["no model"]')
+    small = load([], ["model.path=small"])
+    assert (small.config.engine.context, small.origins["engine.context"]) == (512, "small/config.json")
+    write("again.toml", small.source_text)
+    assert load(["again.toml"]).config == small.config
+    assert load([], ["model.path=small", "engine.context=600"]).config.engine.context == 600  # refused by preflight
+    for other in ("large", "odd", "nowhere"):
+        loaded = load([], [f"model.path={other}"])
+        assert (loaded.config.engine.context, loaded.origins["engine.context"]) == (1024, "default")
+
+
 def test_extends_counts_from_the_file_that_says_it(write):
     write("deep/base.toml", "[run]\nsteps = 7\n")
     write("deep/run.toml", 'extends = "base.toml"\n')

@@ -159,7 +159,7 @@ def test_a_wrong_price_is_named(capsys, simulated):
 def test_a_model_gives_a_simulated_run_its_mfu(capsys, simulated):
     folder = simulated("mfu", *RUNS["sync"])
     one = against(capsys, "Qwen3-8B", "--against", folder)
-    two = against(capsys, "Qwen3-8B", "--against", folder.parent / "latest", "--serve", "tp2")
+    two = against(capsys, "Qwen3-8B", "--against", folder, "--serve", "tp2")
     holds_together(one)
     assert 0 < one["mfu"] < 1
     assert two["mfu"] == pytest.approx(one["mfu"] / 2)
@@ -261,7 +261,7 @@ def test_a_busy_machine_is_told(capsys, train, share):
         row["perf/cpu_s_total"] = spent
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     capsys.readouterr()
-    assert main(["plan", "--against", str(folder)]) == 0
+    assert main(["plan", "--against", str(folder), "--gpu", "H100"]) == 0
     assert ("machine: the process had 0.3 CPU seconds a second" in capsys.readouterr().out) == (share < 0.8)
 
 
@@ -280,7 +280,26 @@ def test_a_run_that_cannot_be_read_is_one_line(capsys, train, change, says):
     change(config)
     path.write_text(json.dumps(config))
     capsys.readouterr()
-    assert main(["plan", "--against", str(folder)]) == 2
+    assert main(["plan", "--against", str(folder), "--gpu", "H100"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1
     assert says in err[0]
+
+
+def test_a_run_on_a_cpu_is_not_held_against_an_h100(capsys, train):
+    _, folder = train('scheduler.type="sync"', "run.steps=1")
+    capsys.readouterr()
+    assert main(["plan", "--against", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "it ran on a CPU" in said
+    assert "--gpu profile.toml" in said
+    environment, config = folder / "env.json", folder / "config.resolved.json"
+    config.write_text(config.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    for gpus, code, says in (
+        (["NVIDIA H100 80GB HBM3"], 0, "the forecast is for H100"),
+        (["NVIDIA Quadro P400"], 2, "no data sheet here"),
+    ):
+        environment.write_text(json.dumps(json.loads(environment.read_text()) | {"gpus": gpus}))
+        assert main(["plan", "--against", str(folder)]) == code
+        found = capsys.readouterr()
+        assert says in found.out + found.err

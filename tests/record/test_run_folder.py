@@ -114,6 +114,8 @@ def test_latest_points_to_the_newest_run(folder):
     assert os.readlink(latest) == "b"
     RunFolder.open(folder.path).close()
     assert os.readlink(latest) == "a"
+    RunFolder.create(folder.path.parent / "c", "", {}, {"simulated": True}).close()
+    assert os.readlink(latest) == "a"  # what was trained, whatever was simulated since
     latest.unlink()
     latest.mkdir()
     RunFolder.open(folder.path).close()

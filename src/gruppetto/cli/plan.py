@@ -21,6 +21,7 @@ EXAMPLE = (
     "--max-tokens 32k"
 )
 
+USUAL_GPU = "H100"
 MANY_LAYOUTS = 256
 LONG = 1000
 """GPUs, and rollouts or turns of one, from which a plan takes longer than a second or two."""
@@ -49,7 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _machines(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus", default=8, metavar="N", help="GPUs in all (8)")
-    group.add_argument("--gpu", default="H100", metavar="NAME", help="kind of GPU, or a TOML file of one (H100)")
+    group.add_argument(
+        "--gpu", metavar="NAME", help="kind of GPU, or a TOML file of one (H100; of --against the run's)"
+    )
     group.add_argument("--split", metavar="R:T", help="GPUs for rollouts and for training where they are apart (best)")
     group.add_argument("--serve", metavar="LAYOUT", help='layout of one engine, as in "tp8 ep4" (best)')
     group.add_argument(
@@ -93,7 +96,12 @@ def _choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--critic", action="store_true", help="a value model of the same size (PPO)")
     group.add_argument("--no-old-logprobs", action="store_true", help="no forward pass before the update")
     group.add_argument("--judge", metavar="MODEL", help="a model that scores")
-    group.add_argument("--serve-dtype", default="bf16", metavar="T", help="weights of the engines: bf16, fp8, … (bf16)")
+    group.add_argument(
+        "--serve-dtype",
+        default="bf16",
+        metavar="T",
+        help="weights of the engines: bf16, fp8, …, or stored, as published (bf16)",
+    )
     group.add_argument("--kv-dtype", default="bf16", metavar="T", help="KV of the engines: bf16, fp8 (bf16)")
     group.add_argument("--slots", default=256, metavar="N", help="rows of an attention replica (256)")
     group.add_argument("--micro-tokens", default="32k", metavar="N", help="packed tokens of a micro-batch (32k)")
@@ -163,6 +171,7 @@ def _run(args: argparse.Namespace) -> int:
     read_numbers(args)
     if args.against:
         return _against(args)
+    args.gpu = args.gpu or USUAL_GPU
     if args.model is None:
         raise UserError("no model given; write a name or the path of a config.json, as in gruppetto plan Qwen3-8B")
     from gruppetto.cli.plan_arguments import ask_of, workload_of
@@ -184,15 +193,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.html and not sweeps:
         sweeps = list(usual_sweeps(ask))
     found = plan(ask, sweeps)
-    if args.simulate:
-        from gruppetto.cli.plan_simulated import simulated
-
-        found = replace(found, simulated_s=simulated(found, given.name))
     quiet = "-" in (args.json, args.request)
     if not quiet:
         from gruppetto.cli.plan_text import show
 
         show(found, why=args.why)
+    if args.simulate:
+        found = _simulated(found, given.name, quiet)
     if args.json or args.html:
         _write_data(found, args)
     if args.request:
@@ -202,6 +209,22 @@ def _run(args: argparse.Namespace) -> int:
     if args.write:
         _write_run(found, args, given.name)
     return 0
+
+
+def _simulated(found: Plan, workload: str, quiet: bool) -> Plan:
+    """With what the simulator makes of it, after the forecast: simulations take a while."""
+    import gc
+
+    from gruppetto.cli.plan_simulated import simulated
+
+    sys.stdout.flush()
+    gc.enable()
+    found = replace(found, simulated_s=simulated(found, workload))
+    if not quiet:
+        from gruppetto.cli.plan_text import show_simulated
+
+        show_simulated(found)
+    return found
 
 
 def _say_if_long(ask: Ask, args: argparse.Namespace) -> None:
@@ -230,7 +253,7 @@ def _against(args: argparse.Namespace) -> int:
 
 def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     """run.toml of the recommended placement, or of the one that was asked for."""
-    from gruppetto.ledger.plan.written import run_toml
+    from gruppetto.ledger.plan.written import trainable_toml
 
     placed = _chosen(found, args)
     if placed.name == "elastic":
@@ -240,7 +263,7 @@ def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     folder = Path(args.model)
     folder = folder.parent if folder.name == "config.json" else folder
     model = str(folder) if folder.is_dir() else ""
-    text = run_toml(found, placed, workload=workload, model_path=model, command=_command())
+    text = trainable_toml(found, placed, workload=workload, model_path=model, command=_command())
     write_text(Path(args.write), text)
     print(f"{args.write}: {placed.name}; gruppetto simulate {args.write}", file=sys.stderr)
 

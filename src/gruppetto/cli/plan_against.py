@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gruppetto.cli.plan import USUAL_GPU
 from gruppetto.cli.plan_against_run import RunRead, read_against
+from gruppetto.errors import UserError
 from gruppetto.ledger.reconcile.as_json import as_json
 from gruppetto.ledger.reconcile.compare import Reconciled, reconcile, rows_of
 from gruppetto.ledger.units import show_seconds, show_share
@@ -27,13 +31,14 @@ def against(args: argparse.Namespace) -> dict[str, Any]:
     from gruppetto.cli.plan_arguments import efficiency_asked, serve_layout
     from gruppetto.ledger.machines.gpus import gpu_of
 
-    gpu, efficiency = gpu_of(args.gpu), efficiency_asked(args.efficiency, args.gpu)
+    named = args.gpu or _recorded(Path(args.against))
+    gpu, efficiency = gpu_of(named), efficiency_asked(args.efficiency, named)
     read = read_against(args.against, args.model, gpu, efficiency)
     layout = serve_layout(args.serve)
     peak = read.peak * (layout.gpus if layout else 1) if read.peak else None
     found = reconcile(read.run, read.assumed, peak=peak, train_mfu=read.train_mfu)
     if args.json != "-":
-        _show(read, found)
+        _show(read, found, gpu.name)
     return {
         "against": {
             "run": str(read.path),
@@ -47,20 +52,46 @@ def against(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _show(read: RunRead, found: Reconciled) -> None:
+def _recorded(run: Path) -> str:
+    """The machine that the run's record names. Raises `UserError` where a forecast of it needs to be told one: figures
+    of a processor come from no data sheet, and those of an H100 say nothing about it."""
+    from gruppetto.ledger.machines.gpus import gpu_of
+
+    try:
+        environment = json.loads((run / "env.json").read_text("utf-8"))
+        device = json.loads((run / "config.resolved.json").read_text("utf-8"))["model"]["device"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return USUAL_GPU  # no run folder, which is said when it is read
+    if environment.get("simulated"):
+        return USUAL_GPU  # its prices are its own
+    gpus, measure = environment.get("gpus") or [], "gruppetto doctor --profile --out profile.toml measures it, then"
+    if device == "cpu" or not gpus:
+        raise UserError(
+            f"--against {run}: it ran on a CPU, which has no data sheet; {measure} write --gpu profile.toml"
+        )
+    try:
+        gpu_of(gpus[0])
+    except UserError:
+        raise UserError(
+            f"--against {run}: it ran on {gpus[0]}, which has no data sheet here; {measure} write --gpu profile.toml"
+        ) from None
+    return str(gpus[0])
+
+
+def _show(read: RunRead, found: Reconciled, gpu: str) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
-    for part in _parts(read, found):
+    for part in _parts(read, found, gpu):
         console.print(part, markup=False) if isinstance(part, str) else console.print(part)
 
 
-def _parts(read: RunRead, found: Reconciled) -> Iterator[str | Table]:
+def _parts(read: RunRead, found: Reconciled, gpu: str) -> Iterator[str | Table]:
     run = found.run
     where = "disaggregated" if run.apart else "colocated"
-    kind = "simulated" if read.simulated else "measured"
+    kind = "simulated" if read.simulated else f"measured; the forecast is for {gpu}"
     yield f"{read.path}: {len(run.steps)} steps, {run.engines} engine{'s' * (run.engines > 1)}, {where}, {kind}"
     yield ""
     yield _stages(found)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gruppetto.cli.stepping import steps_shown
 from gruppetto.config.loader import load
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.plan.plan import Plan
@@ -32,6 +32,8 @@ def simulated_s(plan: Plan, placed: Placed, workload: str = "", steps: int = STE
         file = Path(folder) / "run.toml"
         file.write_text(run_toml(plan, placed, workload=workload), "utf-8")
         given = [f"run.steps={warm_up + steps}", f"run.dir={folder}", "log.rollouts=false"]
-        print(f"{placed.name}: {warm_up + steps} steps on virtual time …", flush=True, file=sys.stderr)
-        rows = read_run(simulate(load([str(file)], given))).rows[warm_up:]
+        loaded = load([str(file)], given)
+        with steps_shown(placed.name, Path(folder) / loaded.config.run.name, warm_up + steps):
+            path = simulate(loaded)
+        rows = read_run(path).rows[warm_up:]
     return float(sum(row["time/step_s"] for row in rows) / len(rows))

@@ -37,6 +37,21 @@ def show(plan: Plan, *, why: bool = False) -> None:
         console.print(part)
 
 
+def show_simulated(plan: Plan) -> None:
+    """Prints what the simulator makes of the placements, beside the forecast."""
+    from rich.console import Console
+
+    table = _table("placement", "ideal", "step", "simulated", "over the forecast")
+    for name, seconds in plan.simulated_s.items():
+        one = plan.placed[name]
+        over = f"{seconds / one.step_s.value - 1:+.1%}"
+        table.add_row(
+            name, show_seconds(one.ideal_s.value), show_seconds(one.step_s.value), show_seconds(seconds), over
+        )
+    print()
+    Console(highlight=False, markup=False).print(table)
+
+
 def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
     yield from _asked(plan)
     yield ""
@@ -66,10 +81,11 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
 def _asked(plan: Plan) -> Iterator[str]:
     ask, model, chosen = plan.ask, plan.ask.model, plan.chosen
     rollouts = ask.rollouts
+    dtype = f"as published, in {model.stored}" if ask.serve_dtype == "stored" else f"in {ask.serve_dtype}"
     active = f", {model.active_params / 1e9:.3g} B active" if model.experts else ""
     yield (
         f"{model.name}: {model.params:,} parameters{active}; {show_size(model.weight_bytes(ask.serve_dtype))} of "
-        f"weights in {ask.serve_dtype}; KV {_kv_words(plan)}"
+        f"weights {dtype}; KV {_kv_words(plan)}"
     )
     longest = ask.lengths.longest(ask.groups, ask.group_size)
     yield (
@@ -136,17 +152,14 @@ def _stages(plan: Plan) -> Table:
 
 
 def _placements(plan: Plan) -> Table:
-    simulated = ["simulated"] if plan.simulated_s else []
     table = _table(
-        "placement", "step", *simulated, "ideal", "attained", "ceiling", "MFU", "rollout:train", "engines", "trainer",
+        "placement", "step", "ideal", "attained", "ceiling", "MFU", "rollout:train", "engines", "trainer",
         "stale", "loses most by",
     )  # fmt: skip
     for one in plan.placed.values():
-        seen = plan.simulated_s.get(one.name)
         table.add_row(
             one.name,
             show_seconds(one.step_s.value),
-            *([show_seconds(seen) if seen is not None else "-"] if simulated else []),
             show_seconds(one.ideal_s.value),
             show_share(one.utilization.value),
             show_share(one.ceiling.value),

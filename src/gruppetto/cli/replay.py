@@ -96,6 +96,7 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
 
 def _run_all(replay: Replay, configs: dict[str, Loaded]) -> dict[str, dict[str, Any]]:
     """The figures of what was measured and of each replay, all over the same steps."""
+    from gruppetto.cli.stepping import steps_shown
     from gruppetto.sim.compare import figures, warm_up
     from gruppetto.sim.replay.running import ORACLE, run_again
 
@@ -103,8 +104,9 @@ def _run_all(replay: Replay, configs: dict[str, Loaded]) -> dict[str, dict[str, 
     skipped = warm_up([config.scheduler.max_staleness for config in chosen], min(c.run.steps for c in chosen))
     results = {} if replay.measured is None else _measured(replay.measured, skipped)
     for name, loaded in configs.items():
-        print(f"{name}: {loaded.config.run.steps} steps on virtual time …", flush=True, file=sys.stderr)
-        results[name] = figures(run_again(loaded, replay.demand, oracle=name == ORACLE), skipped)
+        with steps_shown(name, Path(loaded.config.run.dir) / loaded.config.run.name, loaded.config.run.steps):
+            folder = run_again(loaded, replay.demand, oracle=name == ORACLE)
+        results[name] = figures(folder, skipped)
     return results
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from gruppetto.cli.stepping import steps_shown
     from gruppetto.sim.compare import figures, warm_up
     from gruppetto.sim.simulate import simulate
 
@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
     results: dict[str, dict[str, Any]] = {}
     try:
         for name, loaded in runs.items():
-            print(f"{name}: {loaded.config.run.steps} steps on virtual time …", flush=True, file=sys.stderr)
-            results[name] = figures(simulate(loaded), skipped)
+            with steps_shown(name, Path(loaded.config.run.dir) / loaded.config.run.name, loaded.config.run.steps):
+                folder = simulate(loaded)
+            results[name] = figures(folder, skipped)
     finally:  # an interruption leaves the table of what is there
         if results and args.json != "-":
             print_table(results)

@@ -35,7 +35,7 @@ class EngineSection(Section):
     slots: Count = 64
     """Sequences decoded together."""
     context: Positive = 1024
-    """Longest prompt + response, in tokens."""
+    """Longest prompt + response, in tokens. Not set: this, or the model's positions where those are fewer."""
     admit_batch: Positive = 4
     """Free slots to wait for before a prefill while others decode; 1 = at once."""
     prefill_chunk: Positive = 256

@@ -6,6 +6,7 @@ Owns reading, precedence and origins. The rules, all of them:
   - A name that ends in `.toml` is a file; without it, it is a recipe shipped with the package (`sim/family-a`, or
     `family-a` alone), or else, with a slash, a file. The path in `extends` counts from the file that says it. Every
     other path in a config counts from the current directory, as in a shell, whoever wrote it.
+  - Where nobody sets engine.context, it is the default, or the positions of the model in model.path if those are fewer.
   - After `=` on the command line stands a TOML value; what is none is taken as text, and where a setting is text the
     characters are taken as they are unless quoted. `"none"` unsets a setting that may be unset.
 Promise: everything that is wrong is reported at once, one line each, as a `UserError`; environment variables play no
@@ -26,8 +27,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gruppetto.config.engines import EngineSection
 from gruppetto.config.fields import by_key, find
 from gruppetto.config.messages import problem
+from gruppetto.config.positions import positions
 from gruppetto.config.schema import Config
 from gruppetto.config.toml import key_lines, key_text, parse_value, value_text
 from gruppetto.errors import UserError
@@ -40,7 +43,8 @@ COMMAND_LINE = "command line"
 class Loaded:
     """A config and where it came from.
 
-    `origins` maps every dotted key of `values()` to `default`, `<file>:<line>` or `command line`. `source_text` is a
+    `origins` maps every dotted key of `values()` to `default`, `<file>:<line>`, `command line`, or the config.json that
+    engine.context was taken from. `source_text` is a
     TOML document of all that was set, which loads to the same config from any folder the paths in it hold for.
     """
 
@@ -74,6 +78,7 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
     for layer in layers:
         _merge(values, origins, layer, layer.values, "")
     _unset(values)
+    _within_positions(values, origins)
     config = _validate(values, lambda key: _origin(origins, key))
     resolved = dict(_leaves(config.model_dump(mode="json")))
     return Loaded(config, {key: _origin(origins, key) for key in resolved}, _document(resolved, origins))
@@ -205,6 +210,18 @@ def _unset(values: dict[str, Any], prefix: str = "") -> None:
             _unset(value, f"{prefix}{name}.")
         elif isinstance(value, str) and value.lower() == "none" and field is not None and field.nullable:
             values[name] = None
+
+
+def _within_positions(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """The default of engine.context is no more than the model has positions for."""
+    model, engine = values.get("model"), values.setdefault("engine", {})
+    path = model.get("path") if isinstance(model, dict) else None
+    if "engine.context" in origins or not isinstance(path, str) or not path or not isinstance(engine, dict):
+        return
+    most = positions(Path(path))
+    if most is not None and 0 < most < EngineSection.model_fields["context"].default:
+        engine["context"] = most
+        origins["engine.context"] = str(Path(path) / "config.json")
 
 
 def _validate(values: dict[str, Any], origin: Callable[[str], str]) -> Config:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gruppetto.config.positions import positions
 from gruppetto.config.schema import Config, DataSection
 from gruppetto.config.servers import engine_problems
 from gruppetto.config.toml import value_text
@@ -98,15 +99,11 @@ def _model(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
 
 def _context(config: Config, folder: Path) -> Iterator[str]:
     """Whether the model has positions for the context."""
-    try:
-        model = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return  # said when the model is loaded
-    positions = model.get("text_config", model).get("max_position_embeddings") if isinstance(model, dict) else None
-    if isinstance(positions, int) and config.engine.context > positions:
+    most = positions(folder)
+    if most is not None and config.engine.context > most:
         yield (
-            f"engine.context = {config.engine.context} is beyond the model's max_position_embeddings = {positions}; "
-            f"write engine.context = {positions} or less"
+            f"engine.context = {config.engine.context} is beyond the model's max_position_embeddings = {most}; "
+            f"write engine.context = {most} or less"
         )
 
 

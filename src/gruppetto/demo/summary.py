@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from gruppetto.record.explain.read import MetricsRow
+from gruppetto.record.explain.sections import bound as in_seconds
 from gruppetto.types import DropReason
 
 
@@ -55,9 +57,12 @@ def _schedule(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     slots = sum(row["slot_steps/total"] for row in metrics)
     tail = sum(row["slot_steps/tail"] for row in metrics)
     admission = sum(row["slot_steps/admission"] for row in metrics)
+    found = in_seconds([MetricsRow(row, Path("metrics.jsonl")) for row in metrics], None)
+    excess = found["excess"]
     rows = [
         ("decode steps / least any schedule needs", f"{steps:,} / {bound:,}"),
-        ("excess over that bound", f"{steps / bound - 1:.1%}" if bound else "-"),
+        ("seconds generating / least of an on-policy schedule", f"{found['makespan_s']:.2f} / {found['bound_s']:.2f}"),
+        ("excess over that bound", "-" if excess is None else f"{excess:+.0%}"),
         ("idle slots: tail", f"{tail / slots:.1%}" if slots else "-"),
         ("idle slots: admission", f"{admission / slots:.1%}" if slots else "-"),
         ("oldest token trained on, in versions", str(max(row["staleness/max"] or 0 for row in metrics))),

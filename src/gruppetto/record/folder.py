@@ -6,7 +6,7 @@
                    rollouts/step_000012.jsonl
                    trace.json      Chrome trace, written at close
                    checkpoints/  logs/
-    <dir>/latest   link to the run begun or resumed last
+    <dir>/latest   link to the run begun or resumed last; simulated ones and replays leave it where it is
 
 Promises, beside those of `record.base`: an existing folder is never written over; after `rewind(offsets)` the files
 hold exactly what they held when `offsets()` was taken, so that a resumed run has every step once.
@@ -77,7 +77,8 @@ class RunFolder(Recorder):
         (path / "config.toml").write_text(config_text, "utf-8")
         (path / "config.resolved.json").write_bytes(_indented(resolved))
         (path / "env.json").write_bytes(_indented(env))
-        _point_latest(path)
+        if not env.get("simulated"):
+            _point_latest(path)
         return cls(path)
 
     @classmethod

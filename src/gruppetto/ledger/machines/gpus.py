@@ -166,7 +166,7 @@ def gpu_of(name: str) -> GPU:
 def _key(name: str) -> str:
     """What is compared: letters and digits, without makers and form factors."""
     text = "".join(c for c in name.upper() if c.isalnum())
-    for word in ("NVIDIA", "AMD", "INSTINCT", "GEFORCE", "SXM5", "SXM4", "SXM", "NVL72"):
+    for word in ("NVIDIA", "AMD", "INSTINCT", "GEFORCE", "SXM5", "SXM4", "SXM", "NVL72", "HBM3E", "HBM3", "HBM2E"):
         text = text.replace(word, "")
     return {"A10080GB": "A100", "H10080GB": "H100", "H200141GB": "H200", "A10040GB": "A10040GB"}.get(text, text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gruppetto.ledger.models.model import LOW
 from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, placed_and_refused, recommend
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placed
@@ -70,6 +71,7 @@ def assumptions(plan: Plan) -> Iterator[str]:
             f"The longest rollout has {ask.context:,} tokens with prompt and observations, and {ask.model.name} "
             f"positions for {ask.model.context:,}: its positions are taken to be stretched (rope scaling)."
         )
+    yield from _published(ask)
     yield from _seated(plan)
     offloaded = [name for name, one in plan.placed.items() if one.trainer.layout.offload]
     if offloaded:
@@ -104,6 +106,19 @@ def _chosen_assumptions(plan: Plan) -> Iterator[str]:
     if plan.ask.density is None:
         share = f"{plan.ask.changed * 100:.3g} %"
         yield f"A step changes {share} of the weights of {kind} (verl docs, advance/delta_weight_sync.md)."
+
+
+def _published(ask: Ask) -> Iterator[str]:
+    """Weights that are published in few bits, and planned in more."""
+    model = ask.model
+    if model.stored in LOW and ask.serve_dtype not in (model.stored, "stored"):
+        of = "experts" if model.experts and not all(t.quantized for t in model.tensors if t.matrix) else "matrices"
+        yield (
+            f"{model.name} is published with its {of} in {model.stored} "
+            f"({show_size(model.weight_bytes('stored'))}); engines are planned in {ask.serve_dtype} "
+            f"({show_size(model.weight_bytes(ask.serve_dtype))}), as a trainer publishes weights: --serve-dtype stored "
+            "plans them as published."
+        )
 
 
 def _seated(plan: Plan) -> Iterator[str]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.lengths import LognormalLengths
 from gruppetto.ledger.plan.placements import Placed
@@ -22,14 +24,64 @@ SLACK = 8
 Tables = dict[str, dict[str, Any]]
 
 
+_STUB = """
+# simulate needs neither a model nor data; train needs both:
+{model}[data]
+# path = "tasks.jsonl"  # {{"prompt": ..., "answer": ...}} a line
+# [reward]
+# type = "numeric"  # exact, numeric, regex, math, reasoning_gym, function
+"""
+
+
 def run_toml(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = "", command: str = "") -> str:
     """The text of a run.toml. `workload`: a value of sim.workload that draws the asked lengths, where one does."""
+    return _text_of(plan, placed, tables(plan, placed, workload=workload, model_path=model_path), command, model_path)
+
+
+def trainable_toml(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = "", command: str = "") -> str:
+    """The same within the positions of the model, as `train` wants it: what is longer ends there.
+
+    Raises `UserError` where the positions leave no room for the mean response.
+    """
+    found = tables(plan, placed, workload=workload, model_path=model_path)
+    notes, ask, room = [], plan.ask, plan.ask.model.context
+    if 0 < room < found["engine"]["context"]:
+        _fit(plan, found, room)
+        notes.append(
+            f"{ask.model.name} has positions for {room:,} tokens and the longest rollout has {ask.context:,}: "
+            "rollouts end there, in train and in simulate, and the forecast is of whole ones"
+        )
+    if ask.tools is not None:
+        notes.append("tools are simulate's and the forecast's; train runs single turns")
+    return _text_of(plan, placed, found, command, model_path, notes)
+
+
+def _fit(plan: Plan, found: Tables, room: int) -> None:
+    """Puts context and responses within so many positions."""
+    ask, lengths = plan.ask, plan.ask.lengths
+    left = room - ask.prompt_tokens
+    most = lengths.cap if left >= lengths.cap else left
+    reachable = most > lengths.mean
+    if reachable and "sim.lengths" in found and isinstance(lengths, LognormalLengths) and most < lengths.cap:
+        reachable = LognormalLengths.means(lengths.sigma, lengths.icc, most, q0=lengths.q0)[1] >= lengths.mean
+    if not reachable:
+        raise UserError(
+            f"--write: {ask.model.name} has positions for {room:,} tokens, of which a prompt takes "
+            f"{ask.prompt_tokens:,} and the mean response {lengths.mean:,.0f}: train would refuse the run; write "
+            "smaller --prompt-tokens and --mean-tokens, or another model"
+        )
+    found["rollout"]["max_tokens"], found["engine"]["context"] = most, room
+
+
+def _text_of(
+    plan: Plan, placed: Placed, found: Tables, command: str, model_path: str, notes: Sequence[str] = ()
+) -> str:
     head = [f"# {placed.name}: {placed.step_s.value:,.1f} s a step expected ({placed.step_s.formula})"]
     if command:
         head.insert(0, f"# {command}")
-    if not model_path:
-        head.append("# train: give model.path (a Hugging Face folder) and data.path; simulate needs neither")
-    return "\n".join([*head, *_lines(tables(plan, placed, workload=workload, model_path=model_path))]) + "\n"
+    head += [f"# {note}" for note in notes]
+    model = "" if model_path else '# [model]\n# path = "path/to/hf-folder"\n'
+    return "\n".join([*head, *_lines(found)]) + "\n" + _STUB.format(model=model + "# ")
 
 
 def tables(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = "") -> Tables:
@@ -39,7 +91,7 @@ def tables(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = 
     slow_s = SLACK * placed.forecast.critical_s.value + placed.step_s.value
     found: Tables = {
         "run": {
-            "name": f"plan-{placed.name}",
+            "name": f"{_slug(ask.model.name)}-{placed.name}",
             "steps": STEPS,
             "placement": "colocated" if placed.colocated else "disaggregated",
         }
@@ -60,6 +112,11 @@ def tables(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = 
     if not workload:
         found["sim.lengths"] = _lengths(plan)
     return found
+
+
+def _slug(name: str) -> str:
+    """A model's name as a run's: letters, digits, dots and dashes."""
+    return re.sub("[^A-Za-z0-9_.]+", "-", name).strip("-.") or "plan"
 
 
 def _scheduler(placed: Placed) -> dict[str, Any]:

@@ -107,11 +107,19 @@ class RunRecord:
         yield from _lines(self.path / "events.jsonl", Event)
 
 
+def _near(path: Path) -> str:
+    """A run that is there: the latest one, else the one of the same folder that was written last."""
+    if path.name != "latest":
+        return "runs/latest"
+    found = sorted(path.parent.glob("*/metrics.jsonl"), key=lambda file: file.stat().st_mtime)
+    return str(found[-1].parent) if found else f"{path.parent}/demo, which gruppetto demo writes"
+
+
 def read_run(path: str | Path) -> RunRecord:
     """Raises `UserError` for what is no run folder, and for a run without a finished step."""
     path = Path(path)
     if not path.exists():
-        raise UserError(f"{path} does not exist; write the folder of a run, such as runs/latest")
+        raise UserError(f"{path} does not exist; write the folder of a run, such as {_near(path)}")
     config, metrics = path / "config.resolved.json", path / "metrics.jsonl"
     if not config.is_file() or not metrics.is_file():
         lacks = config.name if not config.is_file() else metrics.name

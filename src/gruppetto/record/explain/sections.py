@@ -180,7 +180,7 @@ def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], allowed: int | 
     if found["excess"] is not None:
         yield (
             f"Generation took {found['makespan_s']:,.2f} s; no strictly on-policy schedule of these rollouts takes "
-            f"less than {found['bound_s']:,.2f} s: {found['excess']:+.0%}."
+            f"less than {found['bound_s']:,.2f} s: excess {found['excess']:+.0%}."
         )
     else:
         steps, least = total(rows, "schedule/decode_steps"), total(rows, "schedule/bound_steps")
