@@ -89,7 +89,8 @@ def compose(section: SchedulerSection) -> Composed:
         order=ORDERS[chosen["order"]](),
         placing=Placing(
             chunk=chosen.get("chunk"),
-            count_kv=kv != "engine",
+            limit=kv != "engine",
+            count_kv=kv in ("count", "hold"),
             hold=kv == "hold",
             kv_pool=chosen.get("kv_pool", False),
             own_version=chosen.get("versions") == "own",

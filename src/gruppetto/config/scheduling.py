@@ -38,8 +38,10 @@ class SchedulerSection(Section):
     chunk: Positive | None = None
     """Order: model tokens after which a rollout may make room or move; none = it runs to its end (layered and divided
     have 2048)."""
-    kv: Literal["engine", "count", "hold"] | None = None
-    """Order: engines queue by themselves; the scheduler admits by KV; and keeps room for rollouts in a tool call."""
+    kv: Literal["engine", "limit", "count", "hold"] | None = None
+    """Order: engines queue by themselves; each is given fewer while its KV is full, and more again when it is not; the
+    scheduler admits by KV (an engine that does not say how much it has is given fewer instead); and keeps room for
+    rollouts in a tool call."""
     kv_pool: bool | None = None
     """The engines share a KV pool, so that a rollout moves without a prefill."""
     versions: Literal["newest", "own"] | None = None

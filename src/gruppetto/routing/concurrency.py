@@ -32,7 +32,8 @@ class Reading:
 
 
 class Cap:
-    """The limit of one engine."""
+    """The limit of one engine. Where that says nothing of its KV, a limit that was cut grows back to where it began and
+    no further."""
 
     def __init__(self, rules: CapRules) -> None:
         self._rules = rules
@@ -102,10 +103,14 @@ class Cap:
             return
         if self._cut_at is not None and reading.at - self._cut_at < rules.ttl_s:
             return
-        free = (reading.kv is not None and reading.kv < rules.grow_below) and reading.waiting == 0
-        if free and live >= rules.binding * self.value:
+        if reading.waiting or live < rules.binding * self.value:
+            return
+        if reading.kv is not None and reading.kv >= rules.grow_below:
+            return
+        most = self._ceiling if reading.kv is not None or self._known else min(rules.start, self._ceiling)
+        if self.value < most:
             self._ended = 0
-            self.value = min(self._ceiling, max(self.value + 1, int(self.value * rules.grow)))
+            self.value = min(most, max(self.value + 1, int(self.value * rules.grow)))
 
     def _cut(self, value: int, at: float) -> None:
         if value < self.value:

@@ -44,6 +44,8 @@ class RolloutEntry:
     seconds: float = 0.0
     tool_seconds: float = 0.0
     queue_key: tuple[float, ...] | None = None
+    expected: int = 0
+    """Tokens that it was believed to make still when it last started; 0 while it does not run."""
     reserved: int = 0
     """KV tokens that its engine keeps for it: while it runs all it may come to need, afterwards what it left there."""
 
@@ -106,13 +108,22 @@ class EngineSeat:
     index: int
     slots: int
     capacity: int
-    """Rollouts it may hold: slots and a short queue that hides the way to the scheduler. 0 = it serves no more."""
+    """Rollouts it may hold: slots and a short queue that hides the way to the scheduler, fewer where its KV has no room
+    for them. 0 = it serves no more."""
     kv_capacity: int = 0
     load: int = 0
     kv_running: int = 0
     """Contexts of what runs, at the size they may reach before they come back."""
     kv_held: int = 0
     """Contexts kept for rollouts that come back next: in a tool call, parked, at the end of a chunk."""
+    expected: int = 0
+    """Tokens that what runs here was believed to make still, when it started."""
+    slowness: float = 1.0
+    """Times the time that the fastest engine takes; small differences count as none."""
+    slow: bool = False
+    """It is so much slower that it gets no new rollouts while there are others."""
+    left: int = 0
+    """Rollouts that have left it since the start."""
     version: int = 0
     updating: bool = False
     """It takes new weights at the moment, and no new rollouts."""

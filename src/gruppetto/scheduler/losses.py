@@ -31,6 +31,7 @@ class Losses:
         if engine in loop.pool.serving:
             loop.pool.seating.remove(engine)
             loop.meter.died(engine)
+            loop.tending.forget(engine)
             loop.tell("error", engine=engine, reason=why)
             if self.recover is not None and self.recover(engine):
                 self.returning.add(engine)

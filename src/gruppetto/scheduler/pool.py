@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from gruppetto.scheduler.beliefs.posterior import History
 from gruppetto.scheduler.entries import Deferred, GroupEntry, RolloutEntry
+from gruppetto.scheduler.policies.placing import LIKELY, remaining
 from gruppetto.scheduler.pool_state import PoolState
 from gruppetto.types import DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
 
@@ -68,7 +69,7 @@ class Pool(PoolState):
         if self._chunked.pop(rollout, None) is None:
             self.line.remove(entry)
         entry.moves += entry.home not in (None, engine)
-        self._pushed_out(self.seating.sit(entry, engine, may_make))
+        self._pushed_out(self.seating.sit(entry, engine, may_make, round(remaining(self, entry, LIKELY))))
         entry.state, entry.started_at, entry.started_version = State.RUNNING, now, self.version
         self.num_running += 1
         self._age(entry.group, self.version)

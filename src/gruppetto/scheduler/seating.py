@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+from gruppetto.engines.base import Engine
 from gruppetto.scheduler.entries import EngineSeat, RolloutEntry
 
 
@@ -22,6 +23,7 @@ class Seating:
         self._open = [seat.index for seat in seats if seat.capacity]
         self._slots = sum(seat.slots for seat in seats if seat.capacity)
         self._used = 0
+        self._slow: set[str] = set()
         self._serving = len(self._open)
         self._busy = 0
         self._held = 0
@@ -54,8 +56,11 @@ class Seating:
 
     @property
     def free_slots(self) -> int:
-        """Slots of serving engines that hold no rollout. O(1)."""
-        return self._slots - self._used
+        """Slots of serving engines that hold no rollout, without those of slow ones beside others. O(slow engines)."""
+        slow = [seat for name in self._slow if (seat := self._seats[name]).capacity]
+        if len(slow) == self._serving:
+            return self._slots - self._used
+        return self._slots - self._used - sum(seat.slots - min(seat.load, seat.slots) for seat in slow)
 
     @property
     def idle_share(self) -> float:
@@ -72,12 +77,13 @@ class Seating:
         seat = self._seats.get(engine)
         return seat is not None and seat.load < seat.capacity and not seat.updating
 
-    def sit(self, entry: RolloutEntry, engine: str, may_make: int) -> list[RolloutEntry]:
-        """`entry` runs on `engine` and may make so many tokens before it comes back. Returns whose KV that pushes
-        out."""
+    def sit(self, entry: RolloutEntry, engine: str, may_make: int, expected: int = 0) -> list[RolloutEntry]:
+        """`entry` runs on `engine`, may make so many tokens before it comes back and is believed to make `expected` to
+        its end. Returns whose KV that pushes out."""
         self.release(entry)
         seat = self._seats[engine]
-        entry.engine, entry.reserved = engine, entry.context + may_make
+        entry.engine, entry.reserved, entry.expected = engine, entry.context + may_make, expected
+        seat.expected += expected
         seat.kv_running += entry.reserved
         self._load(seat, 1)
         return self._push_out(seat)
@@ -87,7 +93,9 @@ class Seating:
         assert entry.engine is not None
         seat = self._seats[entry.engine]
         seat.kv_running -= entry.reserved
-        entry.engine, entry.reserved = None, 0
+        seat.expected -= entry.expected
+        seat.left += 1
+        entry.engine, entry.reserved, entry.expected = None, 0, 0
         self._load(seat, -1)
         if keeps_kv and seat.capacity:
             entry.home, entry.reserved = seat.name, entry.context
@@ -117,6 +125,22 @@ class Seating:
             self.let_go(entry)
             gone.append(entry)
         return gone
+
+    def limit(self, engine: str, capacity: int) -> None:
+        """An engine that serves may hold so many from now on, at least 1; what it has beyond that stays."""
+        seat = self._seats[engine]
+        if seat.capacity and capacity != seat.capacity:
+            seat.capacity = max(1, capacity)
+            self._relist(seat)
+
+    def judge(self, engine: str, slowness: float, *, slow: bool) -> None:
+        """How fast it is beside the others."""
+        seat = self._seats[engine]
+        seat.slowness, seat.slow = slowness, slow
+        if slow:
+            self._slow.add(engine)
+        else:
+            self._slow.discard(engine)
 
     def keep_out(self, engine: str, keep_out: bool) -> None:
         """Whether an engine that serves takes new weights, and no new rollouts, for a while."""
@@ -164,3 +188,9 @@ class Seating:
             insort(self._open, seat.index)
         elif listed and not wanted:
             del self._open[at]
+
+
+def seat_of(index: int, engine: Engine, queue: int) -> EngineSeat:
+    """An engine that may hold `queue` rollouts beyond its slots."""
+    stats = engine.stats()
+    return EngineSeat(engine.name, index, stats.slots, stats.slots + queue, kv_capacity=stats.kv_capacity)

@@ -92,7 +92,7 @@ class EngineView(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Rollouts it may hold: slots and a short queue that hides the way to the scheduler."""
+        """Rollouts it may hold: slots and a short queue that hides the way to the scheduler; fewer for want of KV."""
         ...
 
     @property
@@ -113,6 +113,21 @@ class EngineView(Protocol):
     @property
     def kv_held(self) -> int:
         """Contexts kept for rollouts that come back next: in a tool call, parked, at the end of a chunk."""
+        ...
+
+    @property
+    def expected(self) -> int:
+        """Tokens that what runs here was believed to make still, when it started."""
+        ...
+
+    @property
+    def slowness(self) -> float:
+        """Times the time that the fastest engine takes; small differences count as none."""
+        ...
+
+    @property
+    def slow(self) -> bool:
+        """It is so much slower that it gets no new rollouts while there are others."""
         ...
 
     @property

@@ -167,7 +167,7 @@ async def metrics(fleet: Fleet, request: web.BaseRequest) -> web.StreamResponse:
                 f"gruppetto_router_engine_limit{label} {seat.cap.value}",
                 f"gruppetto_router_engine_expected_tokens{label} {seat.expected:.0f}",
                 f"gruppetto_router_engine_kv_tokens{label} {seat.kv_live:.0f}",
-                f"gruppetto_router_engine_pace{label} {seat.pace:.3f}",
+                f"gruppetto_router_engine_pace{label} {seat.pace.value:.3f}",
                 f"gruppetto_router_engine_slow{label} {int(seat.slow)}",
             ]
     return web.Response(text="\n".join(lines) + "\n")

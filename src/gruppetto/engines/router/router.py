@@ -31,6 +31,7 @@ from gruppetto.engines.router.tickets import Ask, Outcome, Place, Ticket
 from gruppetto.engines.router.waiting import Waiting
 from gruppetto.routing.concurrency import Reading
 from gruppetto.routing.moving import pays
+from gruppetto.routing.pace import fastest
 from gruppetto.routing.prices import Prices
 from gruppetto.routing.rules import Rules
 
@@ -123,7 +124,7 @@ class Router:
             return []
         if reading.tokens_s > 0 and reading.running >= 1:
             per_row_s = reading.running / reading.tokens_s
-            seat.paced(per_row_s / self.prices.step_s(reading.running), now)
+            seat.pace.observe(self.prices, uncached=0, tokens=1, rows=reading.running, took_s=per_row_s, now=now)
         over = seat.read(reading)
         self._fill(seat, now)
         return [seat.live[number] for number in list(seat.live)[::-1][:over]] if over else []
@@ -193,7 +194,9 @@ class Router:
         engines whose rest is over go on; what waits for a slow or full engine may go elsewhere."""
         self.prices.solve()
         seats = list(self._seats.values())
-        self._fastest = min((seat.pace for seat in seats if seat.open(now)), default=1.0)
+        for seat in seats:
+            seat.pace.reprice(self.prices)
+        self._fastest = fastest(seat.pace for seat in seats if seat.open(now))
         self._ticks += 1
         every = 1 + sum(len(seat.live) for seat in seats) // _GUESSES
         for i, seat in enumerate(seats):
@@ -351,7 +354,7 @@ class Router:
         beside = (ticket.rows_then + seat.rows + rows) / 2
         own = outcome.tokens / rows
         if took >= _TELLING_S:
-            seat.paced(took / max(1e-6, self.prices.seconds(uncached, own, beside)), now)
+            seat.pace.observe(self.prices, uncached=uncached, tokens=own, rows=beside, took_s=took, now=now)
         if not seat.slow:
             self.prices.observe(uncached, own, beside, took)
 
@@ -384,10 +387,10 @@ class Router:
 
     def _guess(self, seat: Seat, now: float) -> None:
         """What runs there has made tokens at the pace of its engine."""
-        step = self.prices.step_s(max(1, seat.rows)) * seat.pace
+        step = self.prices.step_s(max(1, seat.rows)) * seat.pace.value
         for ticket in seat.live.values():
             rows = ticket.ask.rows
-            waited = self.prices.prefill_s * (ticket.ask.context - ticket.cached) * seat.pace
+            waited = self.prices.prefill_s * (ticket.ask.context - ticket.cached) * seat.pace.value
             own = max(0.0, now - ticket.placed_at - waited) / step
             made = ticket.seen / rows or max(ticket.made / rows, min(own, ticket.ask.budget / rows))
             session = ticket.session

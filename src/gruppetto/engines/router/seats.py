@@ -38,7 +38,7 @@ class Seat:
         self.own = Waiting(rules.patience_s)
         """Those that wait for this engine, since their prefix is here."""
         self._idle: deque[tuple[float, int, Session]] = deque()
-        self._pace = Pace(rules)
+        self.pace = Pace(rules)
         self.stamp = 0
         """Grows with every change that the order of engines depends on."""
         self.slow = False
@@ -155,24 +155,15 @@ class Seat:
 
     # -- how fast it is -----------------------------------------------------------------------------------------------
 
-    @property
-    def pace(self) -> float:
-        """Times the time that the prices say; to be compared with other engines'."""
-        return self._pace.value
-
     def slowness(self, fastest: float) -> float:
         """Times the pace of the fastest engine; small differences count as none."""
-        return self._pace.slowness(fastest)
-
-    def paced(self, ratio: float, now: float) -> None:
-        """An observation: something took `ratio` times as long as the prices say."""
-        self._pace.observe(ratio, now)
+        return self.pace.slowness(fastest)
 
     def judge(self, now: float, fastest: float) -> None:
         """Whether it is slow; an old judgement fades."""
         if self.slow and not self.live:
-            self._pace.fade(now, fastest)
-        self.slow = self._pace.is_slow(fastest)
+            self.pace.fade(now, fastest)
+        self.slow = self.pace.is_slow(fastest)
 
     def read(self, reading: Reading) -> int:
         """Takes in what the engine says; returns how many of the youngest should be given back."""

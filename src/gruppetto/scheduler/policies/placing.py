@@ -1,10 +1,12 @@
 """On which engine the next rollouts run, and where one goes on at the end of a chunk.
 
-Pure. A rollout goes where its KV is; else to the engine with the least of its slots and KV in use that has room. Where
+Pure. A rollout goes where its KV is; elsewhere where it would be done sooner although its context is prefilled there
+again. One that has no KV goes to the engine with room of which least is taken, by the tokens still to come and by KV;
+to a slow one only where there is no other. These rules are `gruppetto.routing`'s, which the router follows too. Where
 KV is counted, room is what the rollout may come to need beside what runs; with `hold` one whose KV is not there, new or
 pushed out before, must also fit beside the KV of those that come back (from a tool call, or from the queue): pushing
 that out would cost a prefill of the whole context at every turn.
-Source: our scheduling study, section 3, steps 3-5.
+Source: our scheduling study, section 3, steps 3-5; the price of moving is the router's.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from gruppetto.routing.moving import beside, pays, run_s, taken, wait_s
+from gruppetto.routing.rules import Rules
 from gruppetto.scheduler.actions import Action, Start, Yield
 from gruppetto.scheduler.beliefs.posterior import Siblings, remaining_quantile
 from gruppetto.scheduler.views import EngineView, PoolView, RolloutView
 
-HOLD = 0.9
-"""Share of an engine's KV that rollouts which bring none and held contexts may fill together."""
+RULES = Rules()
+
+LIKELY = 0.5
+"""Quantile of the remaining length by which engines are compared."""
 
 FEWER = 2
 """Rollouts that an engine must have less before one moves there."""
@@ -27,13 +33,15 @@ FEWER = 2
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """`chunk`: model tokens after which a rollout comes back (None = at its end). `count_kv`: admit by KV too.
+    """`chunk`: model tokens after which a rollout comes back (None = at its end). `limit`: an engine is given fewer
+    while its KV is full (`scheduler.tending`). `count_kv`: admit by KV, where its size is known.
 
     `hold`: keep room for those in a tool call. `kv_pool`: KV goes along when a rollout moves, so moving costs nothing.
     `own_version`: a rollout goes on only where its weights version is served.
     """
 
     chunk: int | None = None
+    limit: bool = False
     count_kv: bool = False
     hold: bool = False
     kv_pool: bool = False
@@ -46,7 +54,7 @@ class Placing:
         """Starts the head of the queue while there is room; one that has none is not passed by the ones behind it."""
         if view.num_queued == 1 and (start := self._back_home(view)) is not None:
             return start
-        seats = view.seats() if view.num_queued else ()
+        seats = self._usable(view) if view.num_queued else ()
         if not seats:
             return ()
         board = _Board(self, view, seats)
@@ -64,48 +72,73 @@ class Placing:
                 break
         return actions
 
+    def _usable(self, view: PoolView) -> Sequence[EngineView]:
+        """Engines with room; without the slow ones where another one serves. A rollout that needs its own version has
+        no choice."""
+        seats = view.seats()
+        if self.own_version or not any(seat.slow for seat in seats):
+            return seats
+        others = any(not engine.slow and not engine.updating for engine in view.engines())
+        return [seat for seat in seats if not seat.slow] if others else seats
+
     def _back_home(self, view: PoolView) -> Sequence[Action] | None:
-        """The start of the only one queued where its KV is, without a look at the other engines; None if it cannot."""
+        """The start of the only one queued where its KV is, without a look at the other engines; None if it cannot, or
+        where another one might be worth a move."""
         rollout = next(iter(view.queue()))
         home = view.engine(rollout.home) if rollout.home else None
-        if home is None or home.updating or home.load >= home.capacity or self.own_version:
+        if home is None or home.updating or home.load >= home.capacity or home.slow or self.own_version:
+            return None
+        if view.rates is not None and self.crowded(view, rollout, home, home.load + 1):
             return None
         return (Start(rollout.id, home.name, self.chunk),) if self._fits(view, home, rollout, 0, own=True) else None
+
+    def crowded(self, view: PoolView, rollout: RolloutView, home: EngineView, rows: int) -> bool:
+        """Whether decoding beside all of these `rows` costs more than a prefill and an engine alone: else nothing can
+        be gained by a move, whatever the other engines do."""
+        if home.slowness > 1:
+            return True
+        stays_s = self.run_s(view, rollout, home, rows, home.kv_running + home.kv_held)
+        return pays(RULES, stays_s=stays_s, moves_s=self.run_s(view, rollout, home, 1, rollout.context, moves=True))
 
     def go_on(self, view: PoolView) -> Sequence[Action]:
         """Where rollouts at the end of a chunk go on."""
         chunked = view.chunked()
         if not chunked:
             return ()
+        started: Counter[str] = Counter()
         if view.num_queued:
             head = next(iter(view.queue()))
-            return [self._next_chunk(view, rollout, head) for rollout in chunked]
+            return [self._next_chunk(view, rollout, head, started) for rollout in chunked]
         with_me = Counter(rollout.home for rollout in chunked)
-        return [self._spread(view, rollout, with_me) for rollout in chunked]
+        return [self._spread(view, rollout, with_me, started) for rollout in chunked]
 
-    def _next_chunk(self, view: PoolView, rollout: RolloutView, head: RolloutView) -> Action:
-        home = self._stays(view, rollout)
+    def _next_chunk(self, view: PoolView, rollout: RolloutView, head: RolloutView, started: Counter[str]) -> Action:
+        home = self._stays(view, rollout, started)
         if home is None or self._head_first(view, rollout, head):
             return Yield(rollout.id)
+        started[home.name] += 1
         return Start(rollout.id, home.name, self.chunk)
 
-    def _spread(self, view: PoolView, rollout: RolloutView, ending: Counter[str | None]) -> Action:
+    def _spread(
+        self, view: PoolView, rollout: RolloutView, ending: Counter[str | None], started: Counter[str]
+    ) -> Action:
         """With nothing queued: where it is, or where being there saves more than getting there costs. `ending` counts
-        by engine who else is at the end of a chunk, and is kept up."""
-        home = self._stays(view, rollout)
+        by engine who else is at the end of a chunk, `started` who has a place by this decision; both are kept up."""
+        home = self._stays(view, rollout, started)
         if home is None:
             return Yield(rollout.id)
         there = self._better(view, rollout, home, ending)
         ending[home.name] -= 1
         ending[there.name] += 1
+        started[there.name] += 1
         return Start(rollout.id, there.name, self.chunk)
 
-    def _stays(self, view: PoolView, rollout: RolloutView) -> EngineView | None:
+    def _stays(self, view: PoolView, rollout: RolloutView, started: Mapping[str, int]) -> EngineView | None:
         """Its engine, if it still has room there."""
         home = view.engine(rollout.home) if rollout.home else None
-        if home is None or home.load >= home.capacity or not self._fits(view, home, rollout, 0, own=True):
+        if home is None or home.load + started.get(home.name, 0) >= home.capacity:
             return None
-        return home
+        return home if self._fits(view, home, rollout, 0, own=True) else None
 
     def _head_first(self, view: PoolView, rollout: RolloutView, head: RolloutView) -> bool:
         """Whether the head of the queue has so much more to do that it should have the slot. Without a pool leaving
@@ -136,10 +169,26 @@ class Placing:
         there = min(seats, key=load)
         if not self._fits(view, there, rollout, 0, own=False):
             return home
-        held_here, held_there = home.kv_running + home.kv_held, there.kv_running + there.kv_held + rollout.context
-        faster = rates.step_s(here, held_here) - rates.step_s(load(there) + 1, held_there)
-        cost = 0.0 if self.kv_pool else rates.prefill_s * rollout.context
-        return there if faster * remaining(view, rollout, 0.5) > cost else home
+        stays_s = self.run_s(view, rollout, home, here, home.kv_running + home.kv_held)
+        kv = there.kv_running + there.kv_held + rollout.context
+        moves_s = self.run_s(view, rollout, there, load(there) + 1, kv, moves=True)
+        return there if pays(RULES, stays_s=stays_s, moves_s=moves_s) else home
+
+    def run_s(
+        self, view: PoolView, rollout: RolloutView, seat: EngineView, rows: float, kv: float, *, moves: bool = False
+    ) -> float:
+        """Seconds to its likely end on an engine, beside `rows` rows (itself among them) that hold `kv` tokens; with a
+        prefill of its context where it `moves` there and no pool has its KV."""
+        rates = view.rates
+        assert rates is not None
+        took_s = run_s(
+            uncached=rollout.context if moves and not self.kv_pool else 0,
+            tokens=remaining(view, rollout, LIKELY),
+            prefill_s=rates.prefill_s,
+            step_s=rates.step_s(rows, kv),
+            margin=RULES.margin,
+        )
+        return seat.slowness * took_s
 
     def needs(self, view: PoolView, rollout: RolloutView) -> int:
         """KV tokens it may come to hold before it comes back."""
@@ -153,7 +202,7 @@ class Placing:
             return True
         needed = seat.kv_running + taken + self.needs(view, rollout)
         if self.hold and not (own and rollout.reserved):
-            return needed + seat.kv_held <= (HOLD if view.has_turns else 1.0) * seat.kv_capacity
+            return needed + seat.kv_held <= (RULES.hold if view.has_turns else 1.0) * seat.kv_capacity
         return needed <= seat.kv_capacity
 
 
@@ -167,13 +216,18 @@ def remaining(view: PoolView, rollout: RolloutView, quantile: float = 0.97) -> f
 
 
 class _Board:
-    """Engines with room, the least used first, as one decision fills them."""
+    """Engines with room, the least taken first, as one decision fills them."""
 
     def __init__(self, rule: Placing, view: PoolView, seats: Sequence[EngineView]) -> None:
         self._rule, self._view = rule, view
         self._seats = {seat.name: seat for seat in seats}
         self._added = dict.fromkeys(self._seats, 0)
+        self._expected = dict.fromkeys(self._seats, 0.0)
         self._kv = dict.fromkeys(self._seats, 0)
+        self._ahead: Counter[str] = Counter()
+        """Those that wait for their own engine."""
+        lengths = view.lengths
+        self._likely = view.max_tokens if lengths is None else remaining_quantile(lengths, 0, q=LIKELY)
         self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
         """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
         self._heap = [(self._use(seat), i, seat) for i, seat in enumerate(seats)]
@@ -183,10 +237,28 @@ class _Board:
         return bool(self._seats)
 
     def place(self, rollout: RolloutView) -> str | None:
-        """The engine for it, None where none has room."""
+        """The engine for it, None where none has room, or where it waits for its own."""
         home = self._seats.get(rollout.home) if rollout.home else None
         if home is not None and self._takes(home, rollout):
-            return self._take(home, rollout)
+            rows = home.load + self._added[home.name] + 1
+            if self._view.rates is None or not self._rule.crowded(self._view, rollout, home, rows):
+                return self._take(home, rollout)
+            there = self._least_taken(rollout)
+            if there is None or there is home or not self._sooner(rollout, home, there, 0.0):
+                return self._take(home, rollout)
+            return self._take(there, rollout)
+        there = self._least_taken(rollout)
+        if there is None:
+            return None
+        if (full := self._waits_for(rollout)) is not None:
+            wait = self._wait_s(full)
+            if not self._sooner(rollout, full, there, wait):
+                self._ahead[full.name] += 1
+                return None
+        return self._take(there, rollout)
+
+    def _least_taken(self, rollout: RolloutView) -> EngineView | None:
+        """The first with room for it."""
         aside, found = [], None
         while self._heap and found is None:
             use, i, seat = heappop(self._heap)
@@ -200,7 +272,36 @@ class _Board:
                 found = seat
         for item in aside:
             heappush(self._heap, item)
-        return self._take(found, rollout) if found is not None else None
+        return found
+
+    def _waits_for(self, rollout: RolloutView) -> EngineView | None:
+        """Its engine, where that holds its KV and is full: a place there will come free."""
+        if not (rollout.home and rollout.reserved) or self._rule.kv_pool or self._rule.own_version:
+            return None
+        home = self._view.engine(rollout.home)
+        if self._view.rates is None or home is None or home.updating or home.slow:
+            return None
+        return home if home.load >= home.capacity else None
+
+    def _sooner(self, rollout: RolloutView, home: EngineView, there: EngineView, waits_s: float) -> bool:
+        """Whether it would be done sooner there, prefill included, than at home after a wait."""
+        stays_s = waits_s + self._run_s(rollout, home)
+        return pays(RULES, stays_s=stays_s, moves_s=self._run_s(rollout, there, moves=True))
+
+    def _run_s(self, rollout: RolloutView, seat: EngineView, *, moves: bool = False) -> float:
+        """Seconds to its likely end there, beside what runs and what this decision has put there."""
+        rows = seat.load + self._added.get(seat.name, 0)
+        expected = seat.expected + self._expected.get(seat.name, 0.0)
+        kv = seat.kv_running + seat.kv_held + self._kv.get(seat.name, 0)
+        rows_beside = beside(rows, expected, remaining(self._view, rollout, LIKELY))
+        return self._rule.run_s(self._view, rollout, seat, rows_beside + 1, kv, moves=moves)
+
+    def _wait_s(self, seat: EngineView) -> float:
+        """Seconds until a place comes free there, beyond those that wait for it already."""
+        rates = self._view.rates
+        assert rates is not None
+        step_s = seat.slowness * rates.step_s(seat.load, seat.kv_running + seat.kv_held)
+        return wait_s(rows=seat.load, expected=seat.expected, step_s=step_s, ahead=self._ahead[seat.name])
 
     def _takes(self, seat: EngineView, rollout: RolloutView) -> bool:
         if self._rule.own_version:
@@ -211,6 +312,7 @@ class _Board:
 
     def _take(self, seat: EngineView, rollout: RolloutView) -> str:
         self._added[seat.name] += 1
+        self._expected[seat.name] += remaining(self._view, rollout, LIKELY)
         if seat.kv_capacity:
             self._kv[seat.name] += self._rule.needs(self._view, rollout)
         if seat.load + self._added[seat.name] >= seat.capacity:
@@ -218,7 +320,11 @@ class _Board:
         return seat.name
 
     def _use(self, seat: EngineView) -> float:
-        use = (seat.load + self._added[seat.name]) / seat.capacity
-        if seat.kv_capacity:
-            use += (seat.kv_running + seat.kv_held + self._kv[seat.name]) / seat.kv_capacity
-        return use
+        return taken(
+            expected=seat.expected + self._expected[seat.name],
+            mean=self._likely,
+            limit=seat.capacity,
+            kv=(seat.kv_running + seat.kv_held + self._kv[seat.name]) / seat.kv_capacity if seat.kv_capacity else 0.0,
+            slowness=seat.slowness,
+            slow=seat.slow,
+        )

@@ -1,0 +1,151 @@
+"""What each engine is given beside the others: fewer while its KV is full, nothing new where it is slow.
+
+Owns what is seen of engines over time: a pace of each, and its limit where the scheduling policy wants one and the
+scheduler cannot count KV. The rules are those of `gruppetto.routing`, which the router follows too. Promises: nothing
+is decided in lockstep, where no decision may depend on the clock; an engine that comes back starts as a new one; every
+change is an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gruppetto.engines.base import EngineStats
+from gruppetto.routing.concurrency import Cap, Reading
+from gruppetto.routing.pace import Pace, fastest
+from gruppetto.routing.prices import Prices
+from gruppetto.routing.rules import Rules
+from gruppetto.scheduler.entries import EngineSeat
+from gruppetto.types import RolloutState
+
+if TYPE_CHECKING:
+    from gruppetto.scheduler.loop import RolloutLoop
+
+LOOK_S = 5.0
+"""Between two looks at the engines."""
+TELLING_STEPS = 8
+"""Decode steps in between that say something of an engine's pace."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of one engine."""
+
+    pace: Pace
+    cap: Cap
+    stats: EngineStats
+    left: int
+    """Rollouts that had left it at the last look."""
+    slow: bool = False
+    limited: bool = False
+    """Its limit is the cap's."""
+
+
+class Tending:
+    """Of one loop."""
+
+    def __init__(self, loop: RolloutLoop, rules: Rules | None = None) -> None:
+        self._loop, self._rules = loop, rules or Rules()
+        self._prices = Prices(self._rules.prices)
+        self._seen: dict[str, _Seen] = {}
+        self._next = float("-inf")
+
+    def look(self, now: float) -> None:
+        """Looks at all engines, at most every `LOOK_S`."""
+        if now < self._next or self._loop.settings.lockstep:
+            return
+        self._next = now + LOOK_S
+        serving = {seat.name: seat for seat in self._loop.pool.seating.serving}
+        for engine in self._loop.engines:
+            if (seat := serving.get(engine.name)) is not None:
+                self._look_at(seat, engine.stats(), now)
+        self._prices.solve()
+        for seen in self._seen.values():
+            seen.pace.reprice(self._prices)
+        self._judge(serving, now)
+
+    def forget(self, engine: str) -> None:
+        """It is lost; what comes back under its name is another one."""
+        self._seen.pop(engine, None)
+        self._loop.pool.seating.judge(engine, 1.0, slow=False)
+
+    def _look_at(self, seat: EngineSeat, stats: EngineStats, now: float) -> None:
+        seen = self._seen.get(seat.name)
+        if seen is None:
+            cap = Cap(replace(self._rules.cap, start=self._full(seat), ahead=0.0))
+            self._seen[seat.name] = _Seen(Pace(self._rules), cap, stats, seat.left)
+            return
+        self._measure(seen, stats, now)
+        placing = self._loop.policy.placing
+        if placing.limit and not (placing.count_kv and stats.kv_capacity):
+            self._limit(seat, seen, stats, now)
+        elif seen.limited:  # another policy
+            self._loop.pool.seating.limit(seat.name, self._full(seat))
+            seen.limited = False
+        seen.stats, seen.left = stats, seat.left
+
+    # -- how fast -----------------------------------------------------------------------------------------------------
+
+    def _measure(self, seen: _Seen, stats: EngineStats, now: float) -> None:
+        """Its decode steps since the last look, by rows, and the seconds they took."""
+        before, took_s, count, rows = seen.stats, 0.0, 0, 0
+        for batch, seconds in stats.batch_s.items():
+            steps = stats.batch_steps.get(batch, 0) - before.batch_steps.get(batch, 0)
+            if steps > 0:
+                count, rows = count + steps, rows + steps * batch
+                took_s += seconds - before.batch_s.get(batch, 0.0)
+        if count < TELLING_STEPS or took_s <= 0:
+            return
+        seen.pace.observe(self._prices, uncached=0, tokens=count, rows=rows / count, took_s=took_s, now=now)
+        if not seen.slow:
+            self._prices.observe(0.0, count, rows / count, took_s)
+
+    def _judge(self, serving: dict[str, EngineSeat], now: float) -> None:
+        """Which ones are slow."""
+        best = fastest(self._seen[name].pace for name in serving)
+        for name, seat in serving.items():
+            pace, was = self._seen[name].pace, seat.slow
+            if was and not seat.load:
+                pace.fade(now, best)
+            self._loop.pool.seating.judge(name, pace.slowness(best), slow=pace.is_slow(best))
+            self._seen[name].slow = seat.slow
+            if seat.slow != was:
+                self._loop.tell("pace", engine=name, slow=seat.slow, times=round(pace.value / best, 2))
+
+    # -- how many -----------------------------------------------------------------------------------------------------
+
+    def _limit(self, seat: EngineSeat, seen: _Seen, stats: EngineStats, now: float) -> None:
+        """Its limit by what it says of its KV; the youngest beyond it are parked where its KV is full."""
+        reading = Reading(
+            at=now,
+            kv=stats.kv_tokens / stats.kv_capacity if stats.kv_capacity else None,
+            running=stats.running,
+            waiting=max(0, stats.waiting - self._loop.settings.engine_queue),
+            preemptions=stats.preemptions_total,
+            slots=self._full(seat),
+        )
+        seen.cap.ended(seat.left - seen.left)
+        seen.limited, before = True, seen.cap.value
+        over = seen.cap.read(reading, seat.load)
+        room = min(seen.cap.value, seat.load + seen.cap.room(seat.load, now))
+        self._loop.pool.seating.limit(seat.name, room)
+        if seen.cap.value != before:
+            kv = None if reading.kv is None else round(reading.kv, 3)
+            self._loop.tell("limit", engine=seat.name, limit=seen.cap.value, before=before, kv=kv, given_back=over)
+        if over:
+            self._give_back(seat.name, over)
+
+    def _full(self, seat: EngineSeat) -> int:
+        """How many it may hold at most."""
+        return seat.slots + self._loop.settings.engine_queue
+
+    def _give_back(self, engine: str, count: int) -> None:
+        """Parks the rollouts that started last there."""
+        running = [
+            entry
+            for entry in self._loop.pool.rollouts.values()
+            if entry.engine == engine and entry.state is RolloutState.RUNNING and entry.doomed is None
+        ]
+        running.sort(key=lambda entry: entry.started_at or 0.0)
+        self._loop.calls.abort(entry.id for entry in running[-count:])
