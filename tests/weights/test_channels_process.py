@@ -63,7 +63,7 @@ async def test_two_processes_take_each_version_over_each_channel_and_a_killed_on
     version = 0
     for channel, mode in (("shm", "full"), ("shm", "delta"), ("disk", "full"), ("gloo", "full"), ("gloo", "delta")):
         publish = TwoPhase(
-            PublishSettings(channel=channel, mode=mode, bucket_bytes=1 << 19, folder=tmp_path, deadline_s=20)
+            PublishSettings(channel=channel, mode=mode, bucket_bytes=1 << 19, folder=tmp_path, deadline_s=60)
         )
         for _ in range(2):
             version += 1
@@ -85,7 +85,7 @@ async def test_two_processes_take_each_version_over_each_channel_and_a_killed_on
     for channel, victim, process in (("shm", pair[1], second), ("gloo", last, third), ("shm", last, third)):
         version += 1  # killed in the middle of a transfer; in the end, gone before one begins
         step(model, version)
-        publish = TwoPhase(PublishSettings(channel=channel, bucket_bytes=1 << 18, deadline_s=10))
+        publish = TwoPhase(PublishSettings(channel=channel, bucket_bytes=1 << 18, deadline_s=60))
         with pytest.raises(EngineError, match=f"engine {victim.name}"):
             await publish.publish(version, Kills(model.state_dict().items(), process), [pair[0], victim])
         assert pair[0].version == version
@@ -112,7 +112,7 @@ async def test_a_running_server_and_a_strange_offer_are_refused(served, model):
     (url, _), _, _ = served
     far = Far("one", url)
     await far.post("/continue_generation")
-    publish = TwoPhase(PublishSettings(deadline_s=5))
+    publish = TwoPhase(PublishSettings(deadline_s=60))
     with pytest.raises(EngineError, match="pause_generation first"):
         await publish.publish(1000, model.state_dict().items(), [far])
     await far.post("/pause_generation", mode="in_place")

@@ -56,7 +56,7 @@ async def until(true) -> None:
 
 def publisher(channel: str, tmp_path, probe=None, **settings) -> TwoPhase:
     folder = tmp_path / "weights" if channel == "disk" else None
-    chosen = {"channel": channel, "bucket_bytes": 1 << 20, "folder": folder, "deadline_s": 20.0} | settings
+    chosen = {"channel": channel, "bucket_bytes": 1 << 20, "folder": folder, "deadline_s": 60.0} | settings
     return TwoPhase(PublishSettings(**chosen), probe=probe)
 
 

@@ -152,6 +152,8 @@ class Sink(ABC):
 
     buffer_bytes: int
     """Memory held for buckets."""
+    late: frozenset[str] = frozenset()
+    """Engines that were waited for to the deadline, and then left behind."""
 
     @abstractmethod
     def address(self, engine: str) -> dict[str, str | int]:

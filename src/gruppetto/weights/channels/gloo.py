@@ -83,11 +83,11 @@ class GlooSink(Sink):
     def _meet(self) -> None:
         """All engines have reported, or nobody goes."""
         end = monotonic() + self._deadline_s
-        waiting = dict(self._ranks)
-        while waiting and not self._gone and not self._closed and monotonic() < end:
-            for name, rank in list(waiting.items()):
-                if self._store.check([f"here/{rank}"]):
-                    del waiting[name]
+        while True:
+            over = monotonic() > end
+            waiting = self._missing()  # after the look at the clock: who has come by then is not late
+            if not waiting or self._gone or self._closed or over:
+                break
             _pause()
         if waiting or self._gone or self._closed:
             self._store.set("go", "no")
@@ -99,6 +99,10 @@ class GlooSink(Sink):
         except RuntimeError as error:
             self._store.set("off", "1")
             raise SinkError(f"gloo: no group with the engines: {_first_line(error)}", sorted(self._gone)) from None
+
+    def _missing(self) -> set[str]:
+        """Engines that have not reported yet."""
+        return {name for name, rank in self._ranks.items() if not self._store.check([f"here/{rank}"])}
 
     def _given_up(self) -> str:
         if self._closed:

@@ -129,7 +129,7 @@ class ShmSink(Sink):
             self._refuse_closed()
             if monotonic() > end:
                 for name in self._missing():
-                    self.gone(name)
+                    self._leave(name, late=True)
             with contextlib.suppress(TimeoutError):
                 peer, _ = self._server.accept()
                 self._greet(peer)
@@ -158,7 +158,7 @@ class ShmSink(Sink):
             if monotonic() > end:
                 for name in late:
                     if name in self._peers and self._loaded[name] < index:
-                        self._leave(name)
+                        self._leave(name, late=True)
         if not self._peers:
             raise SinkError("shared memory: every engine has left before the last bucket")
 
@@ -176,9 +176,12 @@ class ShmSink(Sink):
         except (OSError, EOFError):
             self._leave(name)
 
-    def _leave(self, name: str) -> None:
-        self._peers.pop(name).close()
+    def _leave(self, name: str, *, late: bool = False) -> None:
+        if (peer := self._peers.pop(name, None)) is not None:
+            peer.close()
         self.gone(name)
+        if late:
+            self.late |= {name}
 
     def _refuse_closed(self) -> None:
         if self._closed:

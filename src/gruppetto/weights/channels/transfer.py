@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gruppetto.errors import EngineError, GruppettoError
@@ -101,7 +101,9 @@ async def _once(
         except SinkError as error:
             broken = error
             await asyncio.to_thread(sink.close)
-            _blame(error, asking, ports, result)
+            _blame(str(error), error.engines, asking, ports, result)
+        late = f"did not come for the weights, or stopped taking them, within {deadline_s:g} s"
+        _blame(late, sink.late, asking, ports, result)
         await _ended(asking, ports, result, deadline_s)
         if broken is not None and not result.failed:
             raise broken
@@ -115,11 +117,14 @@ async def _once(
     return result
 
 
-def _blame(error: SinkError, asking: Sequence[asyncio.Task[None]], ports: Mapping[str, Port], result: Outcome) -> None:
+def _blame(
+    why: str, engines: Collection[str], asking: Sequence[asyncio.Task[None]], ports: Mapping[str, Port], result: Outcome
+) -> None:
+    """Nobody waits for these any more."""
     for task, name in zip(asking, ports, strict=True):
-        if name in error.engines and name not in result.failed:
+        if name in engines and name not in result.failed:
             task.cancel()
-            result.failed[name] = Unreachable(name, str(error))
+            result.failed[name] = Unreachable(name, why)
 
 
 def _needs_end(sink: Sink) -> bool:
