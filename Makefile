@@ -27,7 +27,7 @@ check: install
 	scripts/check
 
 # Engines are tested on a real vLLM, in an environment of its own; `make test VLLM=no` does without where there is no
-# build of it. Its tests are one group, which one of the two processes runs.
+# build of it.
 VLLM ?= yes
 
 test: install check test-base suite
@@ -35,9 +35,9 @@ test: install check test-base suite
 suite: install
 ifeq ($(VLLM),yes)
 	scripts/install-vllm
-	GRUPPETTO_NEEDS_VLLM=1 .venv/bin/pytest -n 2 --dist loadgroup
+	GRUPPETTO_NEEDS_VLLM=1 .venv/bin/pytest -n 2
 else
-	.venv/bin/pytest -n 2 --dist loadgroup
+	.venv/bin/pytest -n 2
 endif
 
 # The base install has no torch: config, check-data, scheduler and simulator must work without it.

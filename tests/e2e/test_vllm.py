@@ -109,7 +109,8 @@ def test_it_aborts_parks_and_goes_on(train, model, tiny_model, shared_vllm):
             *SIZES,
             'engine.type="vllm"',
             f'engine.urls=["{url}"]',
-            "run.steps=3",
+            "run.steps=5",
+            "rollout.max_tokens=100",
             'scheduler.type="partial"',
             "scheduler.depth=1.5",
             "engine.stream=true",
@@ -117,7 +118,7 @@ def test_it_aborts_parks_and_goes_on(train, model, tiny_model, shared_vllm):
     assert code == 0
     assert weights_fit(folder)
     parked = [row for row in rollouts_of(folder) if row["parks"]]
-    assert any(len(versions_are_told(row)) == 2 and row["fate"] == "trained" for row in parked)  # aborted, gone on
+    assert any(len(set(versions_are_told(row))) > 1 and row["fate"] == "trained" for row in parked)  # aborted, gone on
     events = events_of(folder)
     for at, event in enumerate(events):
         if event["kind"] == "park" and event["tokens"]:

@@ -59,7 +59,8 @@ def healthy(url):
 class SharedVLLM:
     """The server behind a lock file in `folder`, which all test processes share.
 
-    Tests that use it are in one group of pytest-xdist, so that no process waits for the lock while it has other tests.
+    Tests that use it are run by one process (`pytest_xdist_make_scheduler`), so that none waits for the lock while it
+    has other tests.
     """
 
     def __init__(self, folder):
