@@ -69,6 +69,7 @@ def mixtures(draw, colocated):
         order=draw(st.sampled_from(list(ORDERS.values())))(),
         placing=Placing(
             chunk=None if own else draw(st.sampled_from([None, None, 1, 4, 30])),
+            limit=draw(st.booleans()),
             count_kv=draw(st.booleans()),
             hold=draw(st.booleans()),
             kv_pool=draw(st.booleans()),
