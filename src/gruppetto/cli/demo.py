@@ -105,6 +105,7 @@ def _next(folder: Path) -> str:
         (
             "try next:",
             "  gruppetto demo --scheduler sync               # the same, waiting for the slowest rollout of each step",
+            f"  {f'gruppetto explain {folder}':<45} # what held it up, and what to write instead",
             "  gruppetto config demo                         # every setting, and where it comes from",
             f"  open https://ui.perfetto.dev with {folder}/trace.json    # every rollout on its slot",
         )

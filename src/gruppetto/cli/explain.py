@@ -20,7 +20,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Reads a run folder: slowest rollouts, where the engine-seconds went, bounds, bias, what to write.",
         epilog="Example: gruppetto explain runs/latest --step 12",
     )
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, of a real run or of a simulated one")
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="a run folder, real or simulated; runs/latest is the one trained last"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="one step instead of all")
     parser.add_argument(
         "--no-replay", action="store_true", help="do not run the rollouts again under other scheduling policies"

@@ -11,26 +11,16 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from gruppetto import __version__
-from gruppetto.cli import (
-    check_data,
-    config,
-    demo,
-    doctor,
-    explain,
-    plan,
-    replay,
-    reproduce,
-    route,
-    serve,
-    simulate,
-    train,
-)
 from gruppetto.errors import GruppettoError
 
-_COMMANDS = (demo, train, plan, serve, route, simulate, reproduce, replay, explain, doctor, check_data, config)
+COMMANDS = (
+    "demo", "train", "plan", "serve", "route", "simulate", "reproduce", "replay", "explain", "doctor", "check-data",
+    "config",
+)  # fmt: skip
 INTERRUPTED = 130
 
 
@@ -49,8 +39,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, or of one: then the others are not imported."""
     parser = _Parser(
         prog="gruppetto",
         description="RL post-training in which nobody waits for the slowest rollout.",
@@ -62,8 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--debug", action="store_true", help="show the traceback of an error (or set GRUPPETTO_DEBUG=1)"
     )
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for command in _COMMANDS:
-        command.add_parser(subparsers)
+    for name in [only] if only else COMMANDS:
+        import_module(f"gruppetto.cli.{name.replace('-', '_')}").add_parser(subparsers)
     for subparser in subparsers.choices.values():
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
@@ -71,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses a command line. Settings may stand before and behind options, which argparse alone does not allow."""
-    parser = build_parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser(words[0] if words and words[0] in COMMANDS else None)
     args, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if item.startswith("-") or "settings" not in args]
     if unknown:

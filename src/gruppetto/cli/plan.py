@@ -21,7 +21,6 @@ EXAMPLE = (
     "--max-tokens 32k"
 )
 
-USUAL_GPU = "H100"
 MANY_LAYOUTS = 256
 LONG = 1000
 """GPUs, and rollouts or turns of one, from which a plan takes longer than a second or two."""
@@ -171,7 +170,6 @@ def _run(args: argparse.Namespace) -> int:
     read_numbers(args)
     if args.against:
         return _against(args)
-    args.gpu = args.gpu or USUAL_GPU
     if args.model is None:
         raise UserError("no model given; write a name or the path of a config.json, as in gruppetto plan Qwen3-8B")
     from gruppetto.cli.plan_arguments import ask_of, workload_of

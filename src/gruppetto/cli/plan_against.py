@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gruppetto.cli.plan import USUAL_GPU
 from gruppetto.cli.plan_against_run import RunRead, read_against
+from gruppetto.cli.plan_numbers import USUAL_GPU
 from gruppetto.errors import UserError
 from gruppetto.ledger.reconcile.as_json import as_json
 from gruppetto.ledger.reconcile.compare import Reconciled, reconcile, rows_of

@@ -15,6 +15,7 @@ from pathlib import Path
 from gruppetto.errors import UserError
 from gruppetto.ledger.units import seconds, size, tokens
 
+USUAL_GPU = "H100"
 _YEAR = 365 * 86_400.0
 
 
@@ -97,11 +98,14 @@ NUMBERS = {
 
 
 def read_numbers(args: argparse.Namespace) -> None:
-    """Turns the texts of all numbers into numbers. Raises `UserError` for the first that cannot be."""
+    """Turns the texts of all numbers into numbers, and names the usual GPU where none is. Raises `UserError` for the
+    first that cannot be."""
     for name, bounds in NUMBERS.items():
         text = getattr(args, name)
         if isinstance(text, str):
             setattr(args, name, bounds.value(text, option(name)))
+    if not args.against:  # which has a machine of its own
+        args.gpu = args.gpu or USUAL_GPU
 
 
 def option(name: str) -> str:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.lived import Timeline
 from gruppetto.ledger.generation.sizes import Rollouts
-from gruppetto.ledger.lengths.base import Table
+from gruppetto.ledger.lengths.base import Lengths, Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,8 +77,8 @@ class Tail:
                 return np.asarray(np.exp(self.ranked * np.log(self._row_ended).sum(axis=0)))
         power = self.rollouts.groups / len(self._starts)
         found = np.ones(len(self.times))
-        for ended in self._ended:
-            found = found * (self._table.weights @ ended**self.rollouts.group_size) ** power
+        for ended in self._groups_ended:
+            found = found * (self._table.weights @ ended) ** power
         return found
 
     def shifted(self, shifts_s: Sequence[float]) -> float:
@@ -132,10 +132,10 @@ class Tail:
         share = 1.0 + (self.rollouts.observed / self.rollouts.lengths.mean if self.rollouts.tools else 0.0)
         found = np.zeros(len(self.times))
         bins = [table.weights] * len(self._starts)
-        for weights, ended, start in zip(bins, self._ended, self._starts, strict=True):
+        for weights, ended, whole, start in zip(bins, self._ended, self._groups_ended, self._starts, strict=True):
             inner = self._first_moment(self._could(start))
             mine = size * ended ** (size - 1) * (share * np.minimum(inner, ended * self.rollouts.lengths.cap))
-            found += weights @ (mine + size * self.rollouts.prompt_tokens * ended**size)
+            found += weights @ (mine + size * self.rollouts.prompt_tokens * whole)
         return found * self.rollouts.groups / len(self._starts)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -200,6 +200,11 @@ class Tail:
         return [self._ended_by(start) for start in self._starts]
 
     @cached_property
+    def _groups_ended(self) -> list[NDArray[Any]]:
+        """P(all of a group have ended | kind), kinds x times, for each start."""
+        return [ended**self.rollouts.group_size for ended in self._ended]
+
+    @cached_property
     def _turns(self) -> tuple[tuple[int, ...], NDArray[Any]]:
         """(numbers of turns, P(a rollout has about so many | kind)); at most `_LEVELS` of them."""
         import numpy as np
@@ -257,12 +262,18 @@ class Tail:
 
     def _first_moment(self, tokens: NDArray[Any]) -> NDArray[Any]:
         """E[L; L <= tokens | kind]."""
-        import numpy as np
+        return _look_up(self._table.grid, _moments(self.rollouts.lengths), tokens)
 
-        grid, below = self._table.grid, self._table.below
-        inside = np.cumsum((below[:, 1:] + below[:, :-1]) / 2 * np.diff(grid), axis=1)
-        area = np.concatenate([np.zeros((len(below), 1)), inside], axis=1)
-        return _look_up(grid, grid * below - area, tokens)
+
+@lru_cache(maxsize=4)
+def _moments(lengths: Lengths) -> NDArray[Any]:
+    """E[L; L <= grid | kind], kinds x grid."""
+    import numpy as np
+
+    grid, below = lengths.table().grid, lengths.table().below
+    inside = np.cumsum((below[:, 1:] + below[:, :-1]) / 2 * np.diff(grid), axis=1)
+    area = np.concatenate([np.zeros((len(below), 1)), inside], axis=1)
+    return np.asarray(grid * below - area)
 
 
 def _look_up(grid: NDArray[Any], table: NDArray[Any], at: NDArray[Any]) -> NDArray[Any]:
