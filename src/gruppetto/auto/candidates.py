@@ -33,6 +33,7 @@ def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:
         order=ORDERS[choice.order](),
         placing=Placing(
             chunk=None if plain else CHUNK,
+            limit=True,
             count_kv=kv_known,
             hold=choice.hold and kv_known,
             kv_pool=pool,
