@@ -63,34 +63,38 @@ def versions_are_told(row):
     return versions
 
 
-def test_it_learns_the_demo_task_while_weights_change_under_requests(tmp_path, taught_model, tiny_model, shared_vllm):
+@pytest.fixture
+def demo(tmp_path, taught_model, tiny_model, shared_vllm):
+    """demo(*settings) -> run folder of the demo's task on the shared vLLM."""
     from engines.contract.vllm_server import need_vllm
 
     from gruppetto.assemble import train
     from gruppetto.config.loader import load
 
     need_vllm()
-    with shared_vllm.serving(tiny_model) as url:
-        loaded = load(
-            ["demo"],
-            [
-                f'model.path="{taught_model}"',
-                f"run.dir={tmp_path}",
-                "run.steps=24",
-                "run.deterministic=false",
-                'run.placement="disaggregated"',
-                'scheduler.type="async_bounded"',
-                "scheduler.depth=1.5",
-                "rollout.prompts_per_step=16",
-                'engine.type="vllm"',
-                f'engine.urls=["{url}"]',
-                "engine.slots=8",
-                "eval.every=0",
-                'log.screen="none"',
-            ],
-        )
-        code, folder = train(loaded), tmp_path / "demo"
-    assert code == 0
+
+    def go(*settings):
+        with shared_vllm.serving(tiny_model) as url:
+            chosen = [f'model.path="{taught_model}"', f"run.dir={tmp_path}", f'engine.urls=["{url}"]', *DEMO, *settings]
+            assert train(load(["demo"], chosen)) == 0
+        return tmp_path / "demo"
+
+    return go
+
+
+DEMO = (
+    "run.deterministic=false",
+    "rollout.prompts_per_step=16",
+    'engine.type="vllm"',
+    "engine.slots=8",
+    "eval.every=0",
+    'log.screen="none"',
+)
+IN_FLIGHT = ('run.placement="disaggregated"', 'scheduler.type="async_bounded"', "scheduler.depth=1.5")
+
+
+def test_it_learns_the_demo_task_while_weights_change_under_requests(demo):
+    folder = demo("run.steps=24", *IN_FLIGHT)
     rewards = [row["reward/mean"] for row in metrics_of(folder)]
     assert sum(rewards[-6:]) > 1.3 * sum(rewards[:6])
     # One request over a change of weights: it was not parked, and has tokens of both.
@@ -102,20 +106,8 @@ def test_it_learns_the_demo_task_while_weights_change_under_requests(tmp_path, t
     conserved(folder)
 
 
-def test_it_aborts_parks_and_goes_on(train, model, tiny_model, shared_vllm):
-    with shared_vllm.serving(tiny_model) as url:
-        code, folder = train(
-            model,
-            *SIZES,
-            'engine.type="vllm"',
-            f'engine.urls=["{url}"]',
-            "run.steps=5",
-            "rollout.max_tokens=100",
-            'scheduler.type="partial"',
-            "scheduler.depth=1.5",
-            "engine.stream=true",
-        )
-    assert code == 0
+def test_it_aborts_parks_and_goes_on(demo):
+    folder = demo("run.steps=8", 'scheduler.type="partial"', "scheduler.depth=1.5", "engine.stream=true")
     assert weights_fit(folder)
     parked = [row for row in rollouts_of(folder) if row["parks"]]
     assert any(len(set(versions_are_told(row))) > 1 and row["fate"] == "trained" for row in parked)  # aborted, gone on
