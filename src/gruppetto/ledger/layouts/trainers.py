@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
@@ -43,7 +43,7 @@ class Trainer:
     ) -> Trainer:
         """Of what `train_layouts` is given."""
         links = links or Links.of(gpu)
-        return cls(shares_of(model), gpu, work, links, over, gpu.memory * over.usable - reserved)
+        return cls(_counted(model), gpu, work, links, over, gpu.memory * over.usable - reserved)
 
     def assess(self, layout: TrainLayout, gpus: int) -> Answer:
         """Whether a layout can be, and what it costs."""
@@ -129,6 +129,12 @@ class Trainer:
                         yield TrainLayout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, shard="optimizer", offload=offload)
                         if pp == 1:
                             yield TrainLayout(tp=tp, cp=cp, ep=ep, dp=dp, shard="full", offload=offload)
+
+
+@lru_cache(maxsize=8)
+def _counted(model: Model) -> Shares:
+    """Of one model the same object, so that what its searches ask again and again is counted once."""
+    return shares_of(model)
 
 
 def train_layouts(
