@@ -5,14 +5,17 @@ delta of which --density of the elements differ. A publish is all of it: the eng
 both sides, the transfer, the loading in place, the comparison, the commit. memcpy copies the same bytes from the same
 tensors into memory that has been written to before, on one thread. One after the other in each round. The two ends of a
 publish work at the same time, so with a core for each it takes as long as the busier one computes: `over_memcpy` is of
-CPU seconds (of the engine's process in ticks of 10 ms, so all rounds together), `wall_over_memcpy` of wall seconds, and
-falls below it where other programs want the cores too. Memory is what both processes hold over what they held before,
-shared pages counted once, sampled in a publish of its own.
+CPU seconds (of the engine's process in ticks of 10 ms, so all rounds together), `wall_over_memcpy` of wall seconds as
+they were, and `cores_over_memcpy` of wall seconds less those in which an end could run and no core took it (the
+kernel's run-queue delay; of a publish that of the end which waited longer): what is left when other programs are not
+there. Memory is what both processes hold over what they held before, shared pages counted once, sampled in a publish of
+its own.
 
     python benchmarks/weight_sync.py [--mb 1000] [--density 0.01] [--reps 5] [--bucket-mb 64] [--json FILE]
 
     shm.over_memcpy      memcpy CPU seconds / CPU seconds of the busier end; bar 0.5
     shm.wall_over_memcpy memcpy wall seconds / publish wall seconds, medians
+    shm.cores_over_memcpy the same without the waits for a core; bar 0.5
     shm.buckets_held     most memory held beside the model, in buckets; bar 2 (and noise of an allocator)
     delta.bytes_share    bytes sent / full bytes; bar 0.03 at density 0.01
     delta.encode_gb_s    compared bytes a second of one core, of `weight_delta.py`, here in the publish
@@ -32,7 +35,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +172,15 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def waited_seconds(pid: int | str) -> float:
+    """Time in which threads of a process could have run and stood in the queue of a core."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # one that has just ended
+            found += int((task / "schedstat").read_text().split()[1])
+    return found / 1e9
+
+
 def seconds(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
@@ -196,7 +208,7 @@ async def _rounds(
     full = TwoPhase(PublishSettings(**settings))
     delta = TwoPhase(PublishSettings(mode="delta", **settings))
     target = {name: tensor.clone() for name, tensor in tensors.items()}
-    took: dict[str, list[float]] = {"memcpy": [], "full": [], "delta": []}
+    took: dict[str, list[float]] = {"memcpy": [], "full": [], "delta": [], "memcpy alone": [], "full alone": []}
     cpu = {"memcpy": 0.0, "trainer": 0.0, "engine": 0.0}
     await RemotePort(engine).state()
     held = Held("self", pid)  # the first: its buckets are kept for those that follow
@@ -204,11 +216,14 @@ async def _rounds(
     most = held.end()
     for version in range(2, 2 + reps):
         changed(tensors, density, version)
-        begin = time.process_time()
+        begin, queued = time.process_time(), waited_seconds("self")
         took["memcpy"].append(seconds(lambda: copy(tensors, target)))
         middle_s, engine_s = time.process_time(), cpu_seconds(pid)
+        own, other = waited_seconds("self"), waited_seconds(pid)
         await full.publish(version, tensors.items(), [engine])
         took["full"].append(last(full).seconds)
+        took["memcpy alone"].append(took["memcpy"][-1] - (own - queued))
+        took["full alone"].append(took["full"][-1] - max(waited_seconds("self") - own, waited_seconds(pid) - other))
         cpu["memcpy"] += middle_s - begin
         cpu["trainer"] += time.process_time() - middle_s
         cpu["engine"] += cpu_seconds(pid) - engine_s
@@ -223,6 +238,7 @@ async def _rounds(
     return {
         "shm.over_memcpy": cpu["memcpy"] / max(cpu["trainer"], cpu["engine"]),
         "shm.wall_over_memcpy": middle["memcpy"] / middle["full"],
+        "shm.cores_over_memcpy": middle["memcpy alone"] / middle["full alone"],
         "shm.trainer_cpu_s": cpu["trainer"] / reps,
         "shm.engine_cpu_s": cpu["engine"] / reps,
         "memcpy_cpu_s": cpu["memcpy"] / reps,

@@ -64,6 +64,15 @@ def test_two_rows_that_changed_places_are_seen(width, height, data):
     assert summed(swapped.reshape(-1)) != summed(values.reshape(-1))
 
 
+@given(st.integers(2, 5), st.data())
+def test_two_chunks_that_changed_places_are_seen(count, data):
+    chunks = np.random.default_rng(count).integers(0, 256, (count, CHUNK), dtype=np.uint8)
+    first, second = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
+    swapped = chunks.copy()
+    swapped[[first, second]] = chunks[[second, first]]
+    assert summed(swapped.reshape(-1)) != summed(chunks.reshape(-1))
+
+
 # --- sinks and streams -----------------------------------------------------------------------------------------------
 
 
