@@ -60,10 +60,11 @@ class Tending:
         for engine in self._loop.engines:
             if (seat := serving.get(engine.name)) is not None:
                 self._look_at(seat, engine.stats(), now)
-        self._prices.solve()
-        for seen in self._seen.values():
-            seen.pace.reprice(self._prices)
-        self._judge(serving, now)
+        if len(serving) > 1:  # one alone is compared with nobody
+            self._prices.solve()
+            for seen in self._seen.values():
+                seen.pace.reprice(self._prices)
+            self._judge(serving, now)
 
     def forget(self, engine: str) -> None:
         """It is lost; what comes back under its name is another one."""
@@ -76,7 +77,8 @@ class Tending:
             cap = Cap(replace(self._rules.cap, start=self._full(seat), ahead=0.0))
             self._seen[seat.name] = _Seen(Pace(self._rules), cap, stats, seat.left)
             return
-        self._measure(seen, stats, now)
+        if len(self._seen) > 1:
+            self._measure(seen, stats, now)
         placing = self._loop.policy.placing
         if placing.limit and not (placing.count_kv and stats.kv_capacity):
             self._limit(seat, seen, stats, now)
