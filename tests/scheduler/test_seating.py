@@ -1,8 +1,10 @@
 """The account of the engines' KV: never more than there is while anything is held, the longest held goes first."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gruppetto.scheduler.actions import Yield
 from gruppetto.scheduler.entries import EngineSeat, GroupEntry, RolloutEntry
 from gruppetto.scheduler.policies.placing import Placing
 from gruppetto.scheduler.pool import Pool
@@ -92,3 +94,32 @@ def test_who_is_pushed_out_while_it_queues_goes_behind():
     assert [r.id for r in pool.queue()][:2] == ["g0.0", "g0.1"]
     pool.start("g1.1", "e0", 3.0, 30)
     assert pool.rollouts["g0.0"].reserved == 0
+
+
+def test_the_new_leave_room_for_one_more_chunk_of_those_that_run():
+    """100 tokens of KV, 80 taken: a new one that comes to hold 20 would fill it, and whoever grows first would have to
+    go."""
+    seat = EngineSeat("e0", 0, 8, 8, 100)
+    pool = Pool(batch_groups=4, group_size=2, engines=[seat], max_tokens=1000)
+    for _ in range(2):
+        pool.launch(Task(id="t", prompt_ids=range(10)), extra=0)
+    pool.start("g0.0", "e0", 0.0, 70)
+    assert started(pool) == started(pool, hold=True) == []
+    assert started(pool, kv_pool=True)[:1] == ["g0.1"]  # there growth costs nothing
+    pool.add_tokens("g0.0", [Segment(TokenKind.MODEL, 0, range(65), [0.0] * 65)])
+    pool.park("g0.0", 1.0, keeps_kv=True)  # 75 are there
+    pool.start("g1.0", "e0", 1.0, 5)
+    assert started(pool)[:1] == started(pool, hold=True)[:1] == ["g0.0"]  # 15 + 85: its KV is there, it may fill it
+
+
+@pytest.mark.parametrize(("left", "goes"), [(2.9, False), (3.1, True)])
+def test_who_loses_kv_makes_room_only_for_one_with_three_times_as_much_to_do(left, goes):
+    seat = EngineSeat("e0", 0, 1, 1, 10_000)
+    pool = Pool(batch_groups=4, group_size=2, engines=[seat], max_tokens=1000)
+    pool.launch(Task(id="t", prompt_ids=range(10)), extra=0)
+    pool.start("g0.0", "e0", 0.0, 10)
+    made = round(1000 - 990 / left)  # unknown lengths are taken for as long as can be
+    pool.add_tokens("g0.0", [Segment(TokenKind.MODEL, 0, range(made), [0.0] * made)])
+    pool.end_chunk("g0.0", 1.0)
+    (action,) = Placing(chunk=10, yields=True).go_on(pool)
+    assert isinstance(action, Yield) is goes

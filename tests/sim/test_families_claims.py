@@ -114,6 +114,6 @@ def test_the_order_of_rollouts_looks_at_the_trainer_beside_them(run, monkeypatch
     monkeypatch.setattr("gruppetto.scheduler.policies.order.TRAINER_SHARE", 1.0)  # from here on as it is written
     orders = ("fifo", "probe_then_longest")
     fixed = {name: run("c", f"{entry}:scheduler.order={name}", steps=5, before=2)["step_s"] for name in orders}
-    assert taken == pytest.approx(fixed[order], rel=0.02)
+    assert taken == pytest.approx(fixed[order], rel=0.03)
     if order == "fifo":
         assert taken < 0.9 * fixed["probe_then_longest"]
