@@ -51,7 +51,7 @@ class Order(Protocol):
         ...
 
     def beside(self, trainer_share: float) -> Order:
-        """The order where a trainer takes finished groups meanwhile and computes in so much of a step; 0 = none does."""
+        """The order where a trainer takes finished groups meanwhile, computing in so much of a step; 0 = none does."""
         ...
 
 
