@@ -27,11 +27,13 @@ _ASK_S = 5.0
 
 @dataclass(slots=True)
 class Outcome:
-    """`sent`: digests of what was sent, by name; `acks`: an engine's own; `failed`: why, by engine."""
+    """`sent`: digests of what was sent, by name; `acks`: an engine's own; `failed`: why, by engine; `blamed`: those of
+    them that the sending end names; the others may have failed because of them."""
 
     sent: Mapping[str, int] = field(default_factory=dict)
     acks: dict[str, Mapping[str, int]] = field(default_factory=dict)
     failed: dict[str, EngineError] = field(default_factory=dict)
+    blamed: set[str] = field(default_factory=set)
     buffer_bytes: int = 0
 
 
@@ -55,7 +57,7 @@ async def transfer(
         result.acks |= one.acks
         if not one.failed:
             break
-        guilty = await _guilty(left, one.failed) if together else set(one.failed)
+        guilty = await _guilty(left, one) if together else set(one.failed)
         result.failed |= {name: one.failed[name] for name in guilty}
         if not together:
             break
@@ -64,10 +66,11 @@ async def transfer(
     return result
 
 
-async def _guilty(ports: Mapping[str, Port], failed: Mapping[str, EngineError]) -> set[str]:
-    """Those that are not there any more, and the one that failed first."""
-    silent = await asyncio.gather(*(_is_silent(ports[name]) for name in failed))
-    return {name for name, gone in zip(failed, silent, strict=True) if gone} or {next(iter(failed))}
+async def _guilty(ports: Mapping[str, Port], one: Outcome) -> set[str]:
+    """Those that are not there any more or were named, and where there is none, the one that failed first."""
+    silent = await asyncio.gather(*(_is_silent(ports[name]) for name in one.failed))
+    gone = {name for name, is_silent in zip(one.failed, silent, strict=True) if is_silent}
+    return gone | one.blamed or {next(iter(one.failed))}
 
 
 async def _is_silent(port: Port) -> bool:
@@ -122,9 +125,10 @@ def _blame(
 ) -> None:
     """Nobody waits for these any more."""
     for task, name in zip(asking, ports, strict=True):
-        if name in engines and name not in result.failed:
+        if name in engines:
             task.cancel()
-            result.failed[name] = Unreachable(name, why)
+            result.failed.setdefault(name, Unreachable(name, why))
+            result.blamed.add(name)
 
 
 def _needs_end(sink: Sink) -> bool:
