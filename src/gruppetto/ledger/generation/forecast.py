@@ -13,13 +13,14 @@ Every number is an expectation from the lengths' distribution and the engine's p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation.bounds import critical, ideal, staircase
 from gruppetto.ledger.generation.lived import Timeline
 from gruppetto.ledger.generation.phase import batch_timeline, flow_s, orders, share_of, waits
+from gruppetto.ledger.generation.rules import TRAINER_SHARE
 from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule, Trainer
 from gruppetto.ledger.generation.spread import own_s, shifts_s, spread_s
 from gruppetto.ledger.generation.tail import Tail
@@ -85,7 +86,17 @@ class Forecast:
 
 
 def expected(rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: Schedule) -> Forecast:
-    """The expected step."""
+    """The expected step. Where longest prompts first would start a trainer beside the engines late, and it computes in
+    much of the step, the scheduler goes by launch instead (`rules.TRAINER_SHARE`), and so does this."""
+    found = _in_order(rollouts, engines, trainer, schedule)
+    if schedule.colocated or not schedule.stream or not orders(rollouts, engines, schedule):
+        return found
+    if trainer.token_s * rollouts.trained_tokens <= TRAINER_SHARE * found.step_s.value:
+        return found
+    return _in_order(rollouts, engines, trainer, replace(schedule, probes=False))
+
+
+def _in_order(rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: Schedule) -> Forecast:
     line = batch_timeline(rollouts, engines, schedule)
     tail = Tail(rollouts, engines.model, line, engines.count if orders(rollouts, engines, schedule) else 0)
     late_s = _late_s(rollouts, engines, schedule, line, tail)

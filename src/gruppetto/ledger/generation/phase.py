@@ -6,17 +6,14 @@ from functools import lru_cache
 
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.lived import Row, Timeline
+from gruppetto.ledger.generation.rules import CHUNK, PESSIMISTIC, PROBE_ICC
 from gruppetto.ledger.generation.sizes import Engines, Rollouts, Schedule
-from gruppetto.ledger.generation.timeline import CHUNK, live_through
+from gruppetto.ledger.generation.timeline import live_through
 
-PROBE_ICC = 0.2
-"""Probes are worth their delay where siblings are at least so alike; below, rollouts run in the order of launch."""
 _ENOUGH = 512
 """Typical rollouts that show an engine's steady state, where a batch has more."""
 _KEPT = 16
 """Timelines that are kept: the splits and placements of a plan have many in common."""
-PESSIMISTIC = 0.97
-"""Quantile of the length that a rollout is taken to have, given its siblings."""
 
 
 def typical_rows(rollouts: Rollouts, count: int) -> list[Row]:

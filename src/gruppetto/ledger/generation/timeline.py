@@ -7,27 +7,21 @@ Nothing is random. Between two events all rows advance together, so a run costs 
 Two ways to admit, as schedulers do:
     by slots    a rollout is sent while a slot is free; the engine itself takes it in when its context fits, and the
                 youngest row gives way where KV runs full (vLLM's and SGLang's rule)
-    by KV       a rollout is sent only if what it may hold until it comes back fits beside what runs; with tools also
-                beside the contexts that wait for one (`HOLD` of the KV), so none is pushed out
+    by KV       a rollout is sent only if what it may hold until it comes back fits beside what runs and the contexts
+                that wait (`FILLED` of the KV, with tools `HOLD`), so that none is pushed out
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from gruppetto.ledger.engine import EngineModel
+from gruppetto.ledger.generation.line import Line
 from gruppetto.ledger.generation.lived import Row, Timeline
-
-CHUNK = 2048
-"""Tokens that a rollout may make before it is placed again, where admission counts KV."""
-HOLD = 0.9
-"""Share of the KV that may be filled where rollouts wait for tools."""
-_HERE = 1 << 40
-"""Tokens by which those whose context is still on the engine come before all others."""
+from gruppetto.ledger.generation.rules import CHUNK, FILLED, HOLD, TIMES_MORE
 
 
 @dataclass(slots=True)
@@ -40,12 +34,8 @@ class _Engine:
     live: int
     max_left: int
     new: deque[Row]
-    back: list[Row] = field(default_factory=list)
-    """Came back from a tool or a chunk, and have no place yet. By KV the first of them, as many as `keys`, are in the
-    order of admission."""
-    keys: list[int] = field(default_factory=list)
-    gone: list[Row] = field(default_factory=list)
-    """Lost their context since `back` was put in order."""
+    back: Line = field(default_factory=Line)
+    """Came back from a tool or a chunk, and have no place yet."""
     waiting: deque[Row] = field(default_factory=deque)
     """Sent, and not yet taken in by the engine."""
     running: OrderedDict[int, Row] = field(default_factory=OrderedDict)
@@ -90,8 +80,8 @@ class _Engine:
 
     def send_by_slots(self) -> None:
         room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
-        while room > 0 and (self.back or self.new):
-            self.waiting.append(self.back.pop(0) if self.back else self.first())
+        while room > 0 and (self.back.rows or self.new):
+            self.waiting.append(self.back.rows.pop(0) if self.back.rows else self.first())
             room -= 1
 
     def send_by_kv(self) -> None:
@@ -101,14 +91,14 @@ class _Engine:
         self.changed = False
         room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
         here = 0
-        if room > 0 and self.back:
-            self.put_in_order()
-            here = bisect_right(self.keys, -_HERE)
+        back = self.back.rows
+        if room > 0 and back:
+            here = self.back.put_in_order(self.idle)
             room, here = self.send_here(room, here)
-            while room > 0 and here < len(self.back) and self.fits(self.back[here]):
-                self.send_at(here)
+            while room > 0 and here < len(back) and self.fits(back[here]):
+                self.send(self.back.pop(here))
                 room -= 1
-        while room > 0 and self.new and here == len(self.back):
+        while room > 0 and self.new and here == len(back):
             self.new[0].context = self.new[0].prompt
             if not self.fits(self.new[0]):
                 return
@@ -122,40 +112,12 @@ class _Engine:
         ahead = min(CHUNK, self.max_left)
         while room > 0:
             if capacity and (self.running or self.waiting):
-                at = bisect_left(self.keys, self.reserved + ahead - capacity - _HERE, at, here)
+                at = self.back.at_most(capacity - self.reserved - ahead, at, here)
             if at == here:
                 break
-            self.send_at(at)
+            self.send(self.back.pop(at))
             room, here = room - 1, here - 1
         return room, here
-
-    def send_at(self, place: int) -> None:
-        del self.keys[place]
-        self.send(self.back.pop(place))
-
-    def put_in_order(self) -> None:
-        """By whether the context is here, then the largest first, then as before: who lost the context moves to the
-        others, before its equals there; who is new in `back` comes after them."""
-        back, keys = self.back, self.keys
-        lost = []
-        for row in self.gone:
-            key = -row.context - _HERE
-            first, past = bisect_left(keys, key), bisect_right(keys, key)
-            if row in back[first:past]:
-                lost.append(back.index(row, first, past))
-        self.gone.clear()
-        rows = [(keys.pop(place), back.pop(place))[1] for place in sorted(lost, reverse=True)]
-        for row in rows:
-            place = bisect_left(keys, -row.context)
-            keys.insert(place, -row.context)
-            back.insert(place, row)
-        fresh = back[len(keys) :]
-        del back[len(keys) :]
-        for row in fresh:
-            key = -row.context - (_HERE if row in self.idle else 0)
-            place = bisect_right(keys, key)
-            keys.insert(place, key)
-            back.insert(place, row)
 
     def send(self, row: Row) -> None:
         self.reserve(row)
@@ -177,7 +139,7 @@ class _Engine:
         needed = self.reserved + self.needs(row)
         if row in self.idle:
             return needed <= capacity
-        return needed + self.idle_kv <= (HOLD if self.tools else 1.0) * capacity
+        return needed + self.idle_kv <= (HOLD if self.tools else FILLED) * capacity
 
     def reserve(self, row: Row) -> None:
         row.reserved = self.needs(row)
@@ -260,14 +222,14 @@ class _Engine:
             self.reserve(row)
             self.take_in(row)
         else:
-            self.back.append(row)
+            self.back.rows.append(row)
 
     def gives_way(self, row: Row) -> bool:
         """Whether the next in the queue has so much more to do that the place is its own (and worth a prefill)."""
-        head = self.back[0] if self.back else self.new[0] if self.new else None
+        head = self.back.rows[0] if self.back.rows else self.new[0] if self.new else None
         if head is None or row.likely is None:
             return False
-        return self.to_do(head) > 1.5 * self.to_do(row) + CHUNK
+        return self.to_do(head) > TIMES_MORE * self.to_do(row) + CHUNK
 
     def to_do(self, row: Row) -> float:
         """Tokens it may still make, pessimistically; while no sibling has ended, as if it were one of any prompt."""
@@ -305,7 +267,7 @@ class _Engine:
             if cut == held:
                 del self.idle[oldest]
                 if self.by_kv:
-                    self.gone.append(oldest)
+                    self.back.gone.append(oldest)
             else:
                 self.idle[oldest] = held - cut
             self.idle_kv -= cut
@@ -314,7 +276,7 @@ class _Engine:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        while self.new or self.back or self.waiting or self.running or self.away:
+        while self.new or self.back.rows or self.waiting or self.running or self.away:
             self.come_back()
             if self.model.kv_capacity and self.kv + len(self.running) > self.model.kv_capacity:
                 self.preempt()
@@ -333,7 +295,7 @@ class _Engine:
             row = heappop(self.away)[2]
             row.context += row.observation
             self.changed = True
-            self.back.append(row)
+            self.back.rows.append(row)
 
     def prefill(self) -> None:
         if self.missing and not self.model.prefill_elsewhere:
@@ -356,7 +318,7 @@ class _Engine:
         self.row_steps += rows * steps
         self.steps += steps
         self.kv += rows * steps
-        self.mark(steps * rows / (rows + len(self.waiting) + len(self.back)), steps)
+        self.mark(steps * rows / (rows + len(self.waiting) + len(self.back.rows)), steps)
         self.end_rows()
 
     def ends_next(self) -> int:
