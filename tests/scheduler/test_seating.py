@@ -9,6 +9,7 @@ from gruppetto.scheduler.entries import EngineSeat, GroupEntry, RolloutEntry
 from gruppetto.scheduler.policies.placing import Placing
 from gruppetto.scheduler.pool import Pool
 from gruppetto.scheduler.seating import Seating
+from gruppetto.scheduler.snapshot import snapshot
 from gruppetto.types import Segment, Task, TokenKind
 
 CAPACITY = 100
@@ -82,6 +83,14 @@ def test_so_must_one_that_was_pushed_out_and_it_is_passed_by_those_that_were_not
     assert started(pool, hold=True) == ["g0.1"]
     pool.forget_kv()
     assert [r.id for r in pool.queue()][:2] == ["g0.0", "g0.1"]
+
+
+def test_a_snapshot_has_the_order_of_engines_that_hold_nothing():
+    pool = waiting_pool()
+    pool.park("g0.0", 2.0)
+    pool.answered("g0.1", [], 1.0)
+    assert [r.id for r in pool.queue()][:2] == ["g0.1", "g0.0"]  # g0.1's KV is there
+    assert [name for name, _ in snapshot(pool)["queue"]][:2] == ["g0.0", "g0.1"]
 
 
 def test_who_is_pushed_out_while_it_queues_goes_behind():

@@ -61,7 +61,7 @@ class RolloutQueue:
         key = entry.queue_key
         if key is not None and key[:2] == (RESUMED, 0):
             self._entries.remove(key)
-            entry.queue_key = (RESUMED, 1, *key[2:])
+            entry.queue_key = _cold(key)
             self._entries.add(entry.queue_key, entry)
 
     def age(self) -> None:
@@ -69,6 +69,10 @@ class RolloutQueue:
         for entry in sorted(self._begun.values(), key=lambda entry: entry.queue_key or ()):
             self.remove(entry)
             self.add(entry, resumed=True)
+
+    def without_kv(self) -> list[RolloutEntry]:
+        """In the order that it will have when no engine keeps KV any more. O(n log n)."""
+        return sorted(self._entries, key=lambda entry: _cold(entry.queue_key or ()))
 
     def resumed(self, entry: RolloutEntry) -> bool:
         """Whether it stands among the resumed ones."""
@@ -117,3 +121,8 @@ class RolloutQueue:
 
     def _new_key(self, entry: RolloutEntry) -> tuple[float, ...]:
         return (NEW, *self._order.key(entry, entry.group, self.lengths))
+
+
+def _cold(key: tuple[float, ...]) -> tuple[float, ...]:
+    """The key of one whose KV is on no engine."""
+    return (RESUMED, 1, *key[2:]) if key[:2] == (RESUMED, 0) else key

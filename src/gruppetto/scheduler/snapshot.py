@@ -1,7 +1,7 @@
 """The scheduler's state as plain JSON, and back: every live group with its tokens, scores and order, and the census.
 
 Taken only while no rollout is on an engine, none is being scored and no batch is out. Promise: a pool restored from it
-decides exactly what the original would have.
+decides exactly what the original would have with engines that hold nothing, as they do after a restart.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def snapshot(pool: Pool) -> dict[str, Any]:
         "census": msgspec.to_builtins(pool.census, str_keys=True),
         "groups": [_group(group) for group in pool.groups.values()],
         "ready": [group.id for group in ready],
-        "queue": [[entry.id, pool.line.resumed(entry)] for entry in pool.queue()],
+        "queue": [[entry.id, pool.line.resumed(entry)] for entry in pool.line.without_kv()],
         "deferred": [[_task(deferred.task), deferred.since] for deferred in pool.deferred],
     }
 
 
 def restore(pool: Pool, state: Mapping[str, Any], memory: LengthMemory) -> None:
-    """Fills an empty pool. The order of the queue and of the ready groups is as it was."""
+    """Fills an empty pool. The order of the ready groups is as it was, that of the queue as it was without KV."""
     groups = {item["id"]: _read_group(item, memory) for item in state["groups"]}
     pool.version, pool.exhausted = state["version"], state["exhausted"]
     pool.next_group_id = state["next_group_id"]
