@@ -1,8 +1,11 @@
 """The checksum, and buckets on their way to several engines."""
 
+import asyncio
+
 import pytest
 import torch
 
+from gruppetto.engines.http.staging import Staging
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.channels.feed import Plain
 from gruppetto.weights.checksum import checksum
@@ -73,6 +76,58 @@ async def test_no_engine_commits_when_one_cannot_take_a_bucket():
     with pytest.raises(EngineError, match="engine b"):
         await InProcessChannel(16).publish(5, tensors(4, 4, 4), engines)
     assert [e.log for e in engines] == [[("begin", 5)]] * 2
+
+
+class Slow(Taker):
+    """Takes a while to commit, or fails at once; `open` is how many are at it."""
+
+    def __init__(self, name: str, fails: bool) -> None:
+        super().__init__(name)
+        self.fails, self.open = fails, 0
+
+    async def commit_update(self, version: int, num_buckets: int) -> None:
+        if self.fails:
+            raise EngineError(self.name, "died")
+        self.open += 1
+        assert self.open == 1
+        await asyncio.sleep(0.05)
+        self.open -= 1
+        await super().commit_update(version, num_buckets)
+
+
+async def test_a_publish_ends_with_nobody_at_work_and_names_all_that_failed():
+    _, b, _ = engines = [Slow("a", True), Slow("b", False), Slow("c", True)]
+    with pytest.raises(EngineError, match=r"engine a: died; and engine c: died") as failed:
+        await InProcessChannel(16).publish(5, tensors(4), engines)
+    assert failed.value.engine == "a"
+    assert (b.open, b.log[-1]) == (0, ("commit", 5, 1))
+    await InProcessChannel(16).publish(5, tensors(4), [b])
+
+
+async def test_a_folder_stays_while_a_server_reads_it(tmp_path):
+    """Staged: the retry, which comes at once, does not delete what the others still load."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    staging, gone = Staging(tmp_path / "staged", tmp_path / "model"), []
+
+    class Reader(Slow):
+        async def begin_update(self, version: int) -> None:
+            await staging.begin(version, self.name)
+
+        async def load_bucket(self, bucket) -> None:
+            await staging.add(5, bucket, self.name)
+
+        async def commit_update(self, version: int, num_buckets: int) -> None:
+            folder = await staging.finish(version, num_buckets, self.name)
+            await super().commit_update(version, num_buckets)
+            gone.append(not (folder / "config.json").exists())
+            await staging.loaded(version, self.name)
+
+    readers = [Reader("a", True), Reader("b", False)]
+    with pytest.raises(EngineError, match="engine a"):
+        await InProcessChannel(16).publish(5, tensors(4), readers)
+    await InProcessChannel(16).publish(5, tensors(4), readers[1:])
+    assert gone == [False, False]
 
 
 def test_a_bucket_has_a_size():

@@ -5,13 +5,14 @@ A trainer that has whole tensors gives them, and buckets are of its own; one who
 
 Promises: buckets hold whole tensors and at most `bucket_bytes` (a larger tensor travels alone, or with those that an
 engine loads together with it); all engines get each bucket before the next one is made; no engine commits before every
-engine has every bucket.
+engine has every bucket; no engine is still at work when a publish ends, also one that failed: a retry begins with none
+that reads what it would replace.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine
-from gruppetto.errors import UserError
+from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import Bucket, Receipt, WeightChannel
 from gruppetto.weights.buckets import ALIGN, plan_buckets
 from gruppetto.weights.channels.feed import Source
@@ -40,17 +41,32 @@ class InProcessChannel(WeightChannel):
         self, version: int, tensors: Iterable[Named] | Source, engines: Sequence[Engine]
     ) -> list[Receipt]:
         """Sends all tensors to every engine as `version`; receipts in the order of `engines`. A source's values are
-        asked for on a thread: they may have to come from other ranks."""
+        asked for on a thread: they may have to come from other ranks. Raises `EngineError` for the first that failed,
+        which names the others that did, once all have come to an end."""
         begin, size, count = now(), 0, 0
-        await asyncio.gather(*(engine.begin_update(version) for engine in engines))
+        await _all(engine.begin_update(version) for engine in engines)
         async for members in _cut(tensors, self._bucket_bytes):
             bucket = Bucket(index=count, tensors=members, checksum=await asyncio.to_thread(checksum, members))
-            await asyncio.gather(*(engine.load_bucket(bucket) for engine in engines))
+            await _all(engine.load_bucket(bucket) for engine in engines)
             count += 1
             size += sum(_size(tensor) for _, tensor in members)
-        await asyncio.gather(*(engine.commit_update(version, count) for engine in engines))
+        await _all(engine.commit_update(version, count) for engine in engines)
         seconds = now() - begin
         return [Receipt(engine=e.name, version=version, num_bytes=size, seconds=seconds) for e in engines]
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """Waits for every one of them, then raises what the first failed with: what is not an engine's goes before."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [error for error in found if isinstance(error, EngineError)]
+    for error in found:
+        if isinstance(error, BaseException) and not isinstance(error, EngineError):
+            raise error
+    if len(failed) > 1:
+        words = str(failed[0]).removeprefix(f"engine {failed[0].engine}: ")
+        raise EngineError(failed[0].engine, f"{words}; and {'; '.join(map(str, failed[1:]))}")
+    if failed:
+        raise failed[0]
 
 
 async def _cut(tensors: Iterable[Named] | Source, limit: int) -> AsyncIterator[list[Named]]:
