@@ -23,6 +23,7 @@ IN_TWO_CHUNKS = st.tuples(
     COLUMN,
 ).map(lambda at: [chunk * WORDS + row * WIDTH + at[2] for chunk, row in zip(at[0], at[1], strict=True)])
 """Two words of one column, in two chunks."""
+BITS = st.sampled_from([31, 63]) | st.integers(0, 63)
 
 
 def sums_column(one, other):
