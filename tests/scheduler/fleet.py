@@ -8,6 +8,9 @@ from gruppetto.sim.engine import EngineModel, SimEngine
 from gruppetto.sim.stages import SimReward, SimSource
 from gruppetto.types import NO_VERSION, Score, Segment, Task, TokenKind
 
+SLOWER = {"slow": 10.0, "slowish": 5.0}
+"""Times the pace of the others: one is taken out of the run, the other gets no new work."""
+
 
 class Source(SimSource):
     """Tasks whose prompts differ in length; `extra["n"]` is the number of the take."""
@@ -112,7 +115,7 @@ class Spy(SimEngine):
     def fail(self, kind):
         if kind == "mute":
             self.hang()
-        elif kind == "slow":
-            self.slow(7.0)
+        elif kind in SLOWER:
+            self.slow(SLOWER[kind])
         else:
             self.kill("power cut")

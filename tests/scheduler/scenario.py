@@ -50,7 +50,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Fault:
-    """Engine number `engine` is dead, mute (it answers neither requests nor aborts any more) or slow from `at_s` on."""
+    """Engine number `engine` is dead, mute (it answers neither requests nor aborts any more), slow (tenfold) or
+    slowish (fivefold) from `at_s` on."""
 
     engine: int
     at_s: float
@@ -295,9 +296,9 @@ class Run:
                 self.loop.engine_lost(engine.name, str(error))
 
 
-def run_scenario(scenario):
+def run_scenario(scenario, kind=Run):
     """The finished run, and what ended it early (None when it reached its end)."""
-    run = Run(scenario)
+    run = kind(scenario)
 
     async def main():
         try:

@@ -1,4 +1,5 @@
-"""How fast one engine is against the others: which one is slow, and when it gets another chance.
+"""How fast one engine is against the others: which one is slow, which is so slow that what runs there is better off
+elsewhere, and when it gets another chance.
 
 Pure. An observation is how many times as long something took as the prices say, which are those of all engines
 together; what counts is the ratio to the fastest engine. The mean is taken of logarithms, so that one observation ten
@@ -28,6 +29,8 @@ class Pace:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._log, self._seen, self._at = 0.0, 0, 0.0
+        self._latest = 0.0
+        """The last observation alone, as a logarithm."""
         self._last = (0.0, 1.0, 1.0)
         """What was observed last: tokens of prefill, tokens made, rows."""
         self._price = 0.0
@@ -43,6 +46,11 @@ class Pace:
         """Times the time that the prices say; to be compared with other engines'."""
         return exp(self._log)
 
+    @property
+    def latest(self) -> float:
+        """The same of the last observation alone."""
+        return exp(self._latest)
+
     def observe(
         self, prices: Prices, *, uncached: float, tokens: float, rows: float, took_s: float, now: float
     ) -> None:
@@ -52,14 +60,15 @@ class Pace:
         self._price = max(1e-9, prices.seconds(uncached, tokens, rows))
         self._seen += 1
         ratio = max(1e-4, min(1e4, took_s / self._price))
-        self._log += max(_WEIGHT, 1 / self._seen) * (log(ratio) - self._log)
+        self._latest = log(ratio)
+        self._log += max(_WEIGHT, 1 / self._seen) * (self._latest - self._log)
 
     def reprice(self, prices: Prices) -> None:
         """The prices have changed."""
         if self._seen:
             price = max(1e-9, prices.seconds(*self._last))
-            self._log += log(self._price / price)
-            self._price = price
+            change = log(self._price / price)
+            self._log, self._latest, self._price = self._log + change, self._latest + change, price
 
     def slowness(self, fastest: float) -> float:
         """Times the pace of the fastest engine; small differences are noise and count as none."""
@@ -69,6 +78,11 @@ class Pace:
     def is_slow(self, fastest: float) -> bool:
         """Whether it gets no new work while there are others."""
         return self.known and self.value > self._rules.slow * fastest
+
+    def is_lost(self, usual: float) -> bool:
+        """Whether the last observation alone is one of an engine that counts as lost, if it stays so. It is compared
+        with what is usual, not with the fastest: one engine that is seen too fast must not cost the others."""
+        return self.known and self.latest > self._rules.lost * usual
 
     def fade(self, now: float, fastest: float) -> None:
         """Where nothing new was measured the judgement fades, so that a slow engine gets another chance. For engines
@@ -81,3 +95,9 @@ class Pace:
 def fastest(paces: Iterable[Pace]) -> float:
     """The pace that others are compared with."""
     return min((pace.value for pace in paces if pace.known), default=1.0)
+
+
+def usual(paces: Iterable[Pace]) -> float:
+    """The middle one's, of an even number the faster of both: where more than half of a fleet are slow, all are."""
+    known = sorted(pace.value for pace in paces if pace.known)
+    return known[(len(known) - 1) // 2] if known else 1.0

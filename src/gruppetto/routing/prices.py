@@ -16,7 +16,7 @@ _RIDGE = 0.1
 
 
 class Prices:
-    """The prices that all engines together show; an engine's own slowness is a factor on top (`seats`)."""
+    """The prices that all engines together show; an engine's own slowness is a factor on top (`pace`)."""
 
     def __init__(self, rules: PriceRules) -> None:
         self._rules = rules

@@ -71,6 +71,10 @@ class Rules:
     """so many seconds: what less is, the forecast cannot tell."""
     slow: float = 4.0
     """Times the pace of the fastest engine from which one gets no new work while there are others."""
+    lost: float = 6.0
+    """Times the usual pace of the fleet that an engine must take, and"""
+    lost_looks: int = 5
+    """so many observations in a row, to be lost like one that died: what runs there goes on elsewhere."""
     slow_s: float = 60.0
     """Half-life of that judgement where nothing new is measured, so that an engine gets another chance."""
     patience_s: float = 30.0

@@ -8,7 +8,7 @@ cancelled without losing events. `generating` has what is special about generate
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +136,11 @@ class RolloutCalls:
     def abort(self, rollouts: Iterable[str]) -> None:
         """The same for these rollouts only. Those that are on no engine (any more) are passed over."""
         self._flying.abort(rollouts)
+
+    def take_off(self, engine: str, done: Callable[[], None]) -> None:
+        """What is on this engine is asked back; `done` is called when nothing is left there. What does not come in an
+        abort's time ends as if the engine had died in it."""
+        self._flying.take_off(engine, done)
 
     def forget_engine(self, name: str) -> None:
         """Nothing is expected of this engine any more: all its calls end now, as if it had died in them."""

@@ -180,7 +180,7 @@ class GenerateCalls:
                     calls = [call for call in calls if call in self._calls]
         except TimeoutError:
             for call in calls:
-                if call in self._calls:
+                if call in self._calls and call.stopping:  # an engine that is taken off may have been asked twice
                     call.stopping = False
                     self.stopping -= 1
 
@@ -211,6 +211,21 @@ class GenerateCalls:
             self._end(call, Stopped(rollout=call.rid, engine_error=EngineError(call.engine.name, why)))
         except Exception as error:
             self._end(call, _failed(call, error))
+
+    def take_off(self, name: str, done: Callable[[], None]) -> None:
+        """See `RolloutCalls.take_off`."""
+        self._spawn(self._take_off(name, done))
+
+    async def _take_off(self, name: str, done: Callable[[], None]) -> None:
+        here = [call for call in self._calls if call.engine.name == name]
+        self.stopping += sum(not call.stopping for call in here)
+        for call in here:
+            call.stopping = True
+        await self._abort(here)
+        error = EngineError(name, f"did not hand back what ran there in {self._settings.abort_s:g} s")
+        for call in here:
+            self._end(call, Stopped(rollout=call.rid, engine_error=error))  # those that have come back have ended
+        done()
 
     def forget_engine(self, name: str) -> None:
         """Nothing is expected of this engine any more: all its calls end now, as if it had died in them."""

@@ -241,6 +241,7 @@ class RolloutLoop:
     async def close(self) -> None:
         """Ends every task of this loop."""
         await self._halt()
+        self.tending.close()
         await self.carrier.close()
         await self.calls.close()
 

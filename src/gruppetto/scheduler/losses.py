@@ -1,6 +1,7 @@
 """Engines that are lost, and that come back.
 
-Promises: a lost engine is told of once, gets no rollout until it is back, and its seconds in between count as lost; the
+One that died ends its calls itself; one that is fenced while it lives is asked for what it has made first. Promises: a
+lost engine is told of once, gets no rollout until it is back, and its seconds in between count as lost; the
 loop has hope while one may come back.
 """
 
@@ -27,14 +28,33 @@ class Losses:
 
     def lost(self, engine: str, why: str) -> None:
         """An engine serves no more."""
-        loop, self.last = self._loop, why
-        if engine in loop.pool.serving:
-            loop.pool.seating.remove(engine)
-            loop.meter.died(engine)
-            loop.tending.forget(engine)
-            loop.tell("error", engine=engine, reason=why)
+        self.last = why
+        if engine in self._loop.pool.serving:
+            self._out(engine, why)
             if self.recover is not None and self.recover(engine):
                 self.returning.add(engine)
+
+    def fence(self, engine: str, why: str) -> None:
+        """An engine that lives is to serve no more: its rollouts come back with the tokens they have made, then it may
+        be brought back."""
+        self.last = why
+        if engine in self._loop.pool.serving:
+            self._out(engine, why)
+            self.returning.add(engine)
+            self._loop.calls.take_off(engine, lambda: self._fenced(engine))
+
+    def _fenced(self, engine: str) -> None:
+        """Nothing runs there any more."""
+        if self.recover is None or not self.recover(engine):
+            self.returning.discard(engine)
+            self._loop.calls.poke()
+
+    def _out(self, engine: str, why: str) -> None:
+        loop = self._loop
+        loop.pool.seating.remove(engine)
+        loop.meter.died(engine)
+        loop.tending.forget(engine)
+        loop.tell("error", engine=engine, reason=why)
 
     def back(self, engine: str) -> None:
         """A lost engine serves again, with the newest weights."""

@@ -1,19 +1,23 @@
-"""What each engine is given beside the others: fewer while its KV is full, nothing new where it is slow.
+"""What each engine is given beside the others: fewer while its KV is full, nothing new where it is slow, and where it
+stays far slower than the others it is lost to the run as one that died is.
 
 Owns what is seen of engines over time: a pace of each, and its limit where the scheduling policy wants one and the
-scheduler cannot count KV. The rules are those of `gruppetto.routing`, which the router follows too. Promises: nothing
-is decided in lockstep, where no decision may depend on the clock; an engine that comes back starts as a new one; every
-change is an event.
+scheduler cannot count KV. The rules are those of `gruppetto.routing`, which the router follows too. Promises: engines
+are looked at while rollouts run, also when nothing comes back; nothing is decided in lockstep, where no decision may
+depend on the clock; no engine is lost for its pace without another one that serves at the usual one, and none where the
+fleet as a whole slowed; an engine that comes back starts as a new one; every change is an event.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gruppetto.clock import now as clock_now
 from gruppetto.engines.base import EngineStats
 from gruppetto.routing.concurrency import Cap, Reading
-from gruppetto.routing.pace import Pace, fastest
+from gruppetto.routing.pace import Pace, fastest, usual
 from gruppetto.routing.prices import Prices
 from gruppetto.routing.rules import Rules
 from gruppetto.scheduler.entries import EngineSeat
@@ -35,11 +39,16 @@ class _Seen:
     pace: Pace
     cap: Cap
     stats: EngineStats
+    """When its pace was last measured."""
     left: int
     """Rollouts that had left it at the last look."""
     slow: bool = False
     limited: bool = False
     """Its limit is the cap's."""
+    told: bool = False
+    """Its pace was measured since it was last judged."""
+    lost: int = 0
+    """Measurements in a row that are those of a lost one."""
 
 
 class Tending:
@@ -49,12 +58,32 @@ class Tending:
         self._loop, self._rules = loop, rules or Rules()
         self._prices = Prices(self._rules.prices)
         self._seen: dict[str, _Seen] = {}
+        self._usual = float("inf")
+        """Pace of the middle engine at the last look."""
         self._next = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
 
     def look(self, now: float) -> None:
-        """Looks at all engines, at most every `LOOK_S`."""
-        if now < self._next or self._loop.settings.lockstep:
+        """Looks at all engines, at most every `LOOK_S`, and sees to it that it is called again by then."""
+        if self._loop.settings.lockstep:
             return
+        if now >= self._next:
+            self._look(now)
+        if self._timer is None and len(self._loop.engines) > 1:  # one alone is given what it is given by events
+            self._timer = asyncio.get_running_loop().call_later(self._next - now, self._in_time)
+
+    def close(self) -> None:
+        """Looks no more by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _in_time(self) -> None:
+        """Nothing may come back for long where all that runs is on a slow engine."""
+        self._timer = None
+        if self._loop.pool.num_running:
+            self.look(clock_now())
+
+    def _look(self, now: float) -> None:
         self._next = now + LOOK_S
         serving = {seat.name: seat for seat in self._loop.pool.seating.serving}
         for engine in self._loop.engines:
@@ -68,7 +97,7 @@ class Tending:
 
     def forget(self, engine: str) -> None:
         """It is lost; what comes back under its name is another one."""
-        self._seen.pop(engine, None)
+        self._seen.pop(engine, None)  # else what was measured of the one before would count against it
         self._loop.pool.seating.judge(engine, 1.0, slow=False)
 
     def _look_at(self, seat: EngineSeat, stats: EngineStats, now: float) -> None:
@@ -85,26 +114,31 @@ class Tending:
         elif seen.limited:  # another policy
             self._loop.pool.seating.limit(seat.name, self._full(seat))
             seen.limited = False
-        seen.stats, seen.left = stats, seat.left
+        seen.left = seat.left
 
     # -- how fast -----------------------------------------------------------------------------------------------------
 
     def _measure(self, seen: _Seen, stats: EngineStats, now: float) -> None:
-        """Its decode steps since the last look, by rows, and the seconds they took."""
+        """Its decode steps since the last measurement, by rows, and the seconds they took; in those of a server that
+        does not tell its prefill's seconds apart, they are. A slow one may take several looks to make enough steps."""
         before, took_s, count, rows = seen.stats, 0.0, 0, 0
         for batch, seconds in stats.batch_s.items():
             steps = stats.batch_steps.get(batch, 0) - before.batch_steps.get(batch, 0)
             if steps > 0:
                 count, rows = count + steps, rows + steps * batch
                 took_s += seconds - before.batch_s.get(batch, 0.0)
-        if count < TELLING_STEPS or took_s <= 0:
+        far = self._rules.lost * self._prices.seconds(0, TELLING_STEPS, rows / count) if count else 0.0
+        if not count or took_s <= 0 or (count < TELLING_STEPS and took_s < far):
             return
-        seen.pace.observe(self._prices, uncached=0, tokens=count, rows=rows / count, took_s=took_s, now=now)
-        if not seen.slow:
-            self._prices.observe(0.0, count, rows / count, took_s)
+        apart = stats.prefill_s_total > 0
+        uncached = 0 if apart else max(0, stats.prefill_tokens_total - before.prefill_tokens_total)
+        seen.stats, seen.told = stats, True
+        seen.pace.observe(self._prices, uncached=uncached, tokens=count, rows=rows / count, took_s=took_s, now=now)
+        if not seen.slow and seen.pace.latest <= self._rules.slow * self._usual:  # the prices are the others'
+            self._prices.observe(uncached, count, rows / count, took_s)
 
     def _judge(self, serving: dict[str, EngineSeat], now: float) -> None:
-        """Which ones are slow."""
+        """Which ones are slow, and which is lost."""
         best = fastest(self._seen[name].pace for name in serving)
         for name, seat in serving.items():
             pace, was = self._seen[name].pace, seat.slow
@@ -114,6 +148,27 @@ class Tending:
             self._seen[name].slow = seat.slow
             if seat.slow != was:
                 self._loop.tell("pace", engine=name, slow=seat.slow, times=round(pace.value / best, 2))
+                self._loop.calls.poke()
+        self._lose(serving)
+
+    def _lose(self, serving: dict[str, EngineSeat]) -> None:
+        """One that has been so slow for so long; one at a time, while another one serves as usual."""
+        middle, lost = usual(self._seen[name].pace for name in serving), []
+        self._usual = middle
+        for name in serving:
+            seen = self._seen[name]
+            if seen.told:
+                seen.told, seen.lost = False, seen.lost + 1 if seen.pace.is_lost(middle) else 0
+            if seen.lost >= self._rules.lost_looks:
+                lost.append(name)
+        others = any(
+            not (seat.updating or seat.slow or self._seen[name].lost) and self._seen[name].pace.known
+            for name, seat in serving.items()
+        )
+        if lost and others:
+            slowest = max(lost, key=lambda name: self._seen[name].pace.latest)
+            times = self._seen[slowest].pace.latest / middle
+            self._loop.losses.fence(slowest, f"{times:.0f} times slower than the others")
 
     # -- how many -----------------------------------------------------------------------------------------------------
 
