@@ -97,16 +97,16 @@ class Capabilities:
 class EngineStats:
     """Counters since start (`*_total`) and gauges. `batch_steps[b]` counts decode steps taken with b live rows.
 
-    `batch_s[b]` is their seconds. `kv_capacity` 0 = KV never limits beyond the slots. `kv_wait_row_s` is row-seconds in
-    which requests waited here beside a free slot, for want of KV. `cached_tokens_total` counts context tokens that
-    needed no prefill.
+    `batch_s[b]` is their seconds. `kv_tokens` of running requests, None = not told; `kv_capacity` 0 = KV never limits
+    beyond the slots. `kv_wait_row_s` is row-seconds in which requests waited here beside a free slot, for want of KV.
+    `cached_tokens_total` counts context tokens that needed no prefill.
     """
 
     version: int
     running: int
     waiting: int
     slots: int
-    kv_tokens: int
+    kv_tokens: int | None
     kv_capacity: int
     decode_steps_total: int
     decode_tokens_total: int
@@ -119,6 +119,11 @@ class EngineStats:
     preemptions_total: int = 0
     cached_tokens_total: int = 0
     paused_s: float = 0.0
+
+    @property
+    def kv_share(self) -> float | None:
+        """Of the KV that running requests have, 0 to 1; None where it is not known."""
+        return None if self.kv_tokens is None or not self.kv_capacity else self.kv_tokens / self.kv_capacity
 
     @property
     def outstanding(self) -> int:

@@ -37,6 +37,8 @@ _METRICS = {
     "sglang:num_used_tokens": "kv_tokens",
     "sglang:num_retracted_requests_total": "preemptions",
 }
+_LOADS = {"running": "num_running_reqs", "waiting": "num_waiting_reqs", "kv_tokens": "num_used_tokens"}
+"""The same of `/v1/loads`, told for each data-parallel rank."""
 
 
 class _Span(msgspec.Struct):
@@ -132,10 +134,8 @@ class SGLangWire(Wire):
             loads = as_object(await self._get("/v1/loads?include=core")).get("loads", [])
         except Refused:
             return Told()
-        total = {
-            key: sum(as_object(one).get(key, 0) for one in loads) for key in ("num_running_reqs", "num_used_tokens")
-        }
-        return Told(running=total["num_running_reqs"], kv_tokens=total["num_used_tokens"])
+        total = {ours: _total(loads, theirs) for ours, theirs in _LOADS.items()}
+        return Told(**total)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -307,6 +307,12 @@ def _joined(before: _Answer | None, new: _Answer) -> _Answer:
         *(new.meta_info.output_token_logprobs or ()),
     ]
     return new
+
+
+def _total(loads: Sequence[Any], key: str) -> int | None:
+    """Of all ranks; None where none tells it."""
+    told = [value for one in loads if isinstance(value := as_object(one).get(key), int)]
+    return sum(told) if told else None
 
 
 def _count(info: dict[str, Any], key: str) -> int:

@@ -21,7 +21,7 @@ import msgspec
 from gruppetto.engines.base import EngineFinish, GenerateRequest, MemoryTag, PauseMode
 from gruppetto.engines.http.account import Told
 from gruppetto.engines.http.errors import NoRoute, Refused
-from gruppetto.engines.http.wire import Facts, Made, Wire, as_object, parse_metrics, whole
+from gruppetto.engines.http.wire import Facts, Made, Wire, as_object, parse_metrics, samples, whole
 from gruppetto.engines.sglang import seed_of
 from gruppetto.errors import EngineError, UserError
 
@@ -37,6 +37,8 @@ _METRICS = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:num_preemptions_total": "preemptions",
 }
+_KV_GAUGES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The share, 0 to 1, of the KV that running requests have; the second name is the older one."""
 
 
 class _Span(msgspec.Struct):
@@ -85,6 +87,7 @@ class VLLMWire(Wire):
     kind = "vllm"
     _abort_path = ABORTS[0]
     _tracked = False
+    _capacity = 0
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -102,11 +105,12 @@ class VLLMWire(Wire):
         self._tracked = bool(made.spans)
         says = "choices[].weight_versions" if self._tracked else "not told: a pause ends requests"
         self.abilities.note("versions per token", self._tracked, says)
+        self._capacity = await self._kv_tokens()
         return Facts(
             version=label,
             server=f"vLLM {release}",
             context=int(as_object(models[0]).get("max_model_len") or 0),
-            kv_capacity=await self._kv_tokens(),
+            kv_capacity=self._capacity,
             token_versions=self._tracked,
         )
 
@@ -174,21 +178,27 @@ class VLLMWire(Wire):
         return str(info.get("weight_version", ""))
 
     async def _kv_tokens(self) -> int:
-        """KV capacity in tokens, a label of its metrics; 0 where that is missing."""
+        """KV capacity in tokens, a label of its metrics, of all its data-parallel ranks; 0 where that is missing."""
         try:
             raw = await self.client.call("GET", "/metrics", within_s=self.deadlines.call)
         except Refused:
             return 0
-        found = re.search(rb'kv_cache_size_tokens="(\d+)"', raw)
-        return 0 if found is None else int(found[1])
+        return sum(map(int, re.findall(rb'kv_cache_size_tokens="(\d+)"', raw)))
 
     async def told(self) -> Told:
         try:
             raw = await self.client.call("GET", "/metrics", within_s=self.deadlines.call)
         except Refused:
             return Told()
-        found = parse_metrics(raw.decode("utf-8", "replace"), _METRICS)
-        return Told(**{name: whole(found, name) for name in _METRICS.values()})
+        text = raw.decode("utf-8", "replace")
+        found = parse_metrics(text, _METRICS)
+        counts = {name: whole(found, name) for name in _METRICS.values()}
+        return Told(**counts, kv_tokens=self._in_use(text))
+
+    def _in_use(self, metrics: str) -> int | None:
+        """Tokens of KV in use, as of the fullest data-parallel rank; None where it is not told."""
+        shares = [value for name in _KV_GAUGES for value in samples(metrics, name)]
+        return round(max(shares) * self._capacity) if shares and self._capacity else None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

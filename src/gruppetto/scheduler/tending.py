@@ -176,7 +176,7 @@ class Tending:
         """Its limit by what it says of its KV; the youngest beyond it are parked where its KV is full."""
         reading = Reading(
             at=now,
-            kv=stats.kv_tokens / stats.kv_capacity if stats.kv_capacity else None,
+            kv=stats.kv_share,
             running=stats.running,
             waiting=max(0, stats.waiting - self._loop.settings.engine_queue),
             preemptions=stats.preemptions_total,

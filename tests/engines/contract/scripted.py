@@ -28,6 +28,10 @@ class Traps:
     flush_needs_empty_queue: bool = False
     """As releases before mid-2026: retracted requests count as waiting."""
     metrics: bool = True
+    kv: int = 0
+    """Its KV in tokens."""
+    gauges: str = ""
+    """More lines of its metrics."""
     update_fails: str = ""
     wrong_label: str = ""
     busy: int = 0
@@ -325,10 +329,11 @@ class Scripted:
         return web.json_response({"model_path": "hash", "weight_version": self.label, "is_generation": True})
 
     async def server_info(self, request, body):
-        return web.json_response({"version": "0.5.23", "context_length": self.context, "max_running_requests": 8})
+        told = {"version": "0.5.23", "context_length": self.context, "max_running_requests": 8}
+        return web.json_response(told | {"max_total_num_tokens": self.traps.kv})
 
     async def metrics(self, request):
         await self.heard.wait()
         lines = ["# HELP x", f'sglang:realtime_tokens_total{{model_name="m",tp_rank="0"}} {float(self.generated)}']
         running = sum(item.running for item in self.items)
-        return web.Response(text="\n".join([*lines, f"sglang:num_running_reqs {running}.0"]) + "\n")
+        return web.Response(text="\n".join([*lines, f"sglang:num_running_reqs {running}.0", self.traps.gauges]) + "\n")

@@ -1,5 +1,7 @@
 """What only vLLM has: two kinds of logprobs, of which one fits; memory that a CPU cannot give; streams in parts."""
 
+import asyncio
+
 import pytest
 from engines.contract.kinds import CONTEXT, SLOTS
 from engines.kit import request
@@ -84,3 +86,18 @@ async def test_a_streams_chunk_costs_its_own_tokens_only():
     assert lengths == [*range(1, 501), 500]
     assert (list(made.ids), list(made.logprobs)) == (list(range(500)), [-float(at) for at in range(500)])
     assert (made.finish, made.spans) == (EngineFinish.ABORT, [("default", 0, 500)])
+
+
+async def test_it_tells_how_full_its_kv_is(make):
+    engine = make()
+    await engine.start()
+    try:
+        assert engine.stats().kv_share == 0
+        call = asyncio.ensure_future(engine.generate(request("a", [1, 2, 3], max_tokens=CONTEXT - 8)))
+        while not (told := await engine.wire.told()).kv_tokens:
+            assert not call.done()
+        assert 0 < told.kv_tokens <= engine.facts.kv_capacity
+        await engine.abort()
+        await call
+    finally:
+        await engine.close()

@@ -304,18 +304,20 @@ class HttpEngine(HttpRequests):
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Counters as `account` has them, gauges as seen from here."""
+        """Counters as `account` has them; gauges as seen from here, less what the server says that it has queued."""
         facts, account = self.facts, self._account
         if facts is None:
             raise EngineError(self.name, "is not started; await start() first")
         told = Told() if self._watching is None else self._watching.told
-        running = min(len(self._calls.sent), self.settings.slots)
+        sent = len(self._calls.sent)
+        queued = min(told.waiting or 0, max(0, sent - (told.running or 0)))  # it was told a moment ago
+        running = min(sent - queued, self.settings.slots)
         return EngineStats(
             version=self._version,
             running=running,
             waiting=len(self._calls.live) - running,
             slots=self.settings.slots,
-            kv_tokens=told.kv_tokens or 0,
+            kv_tokens=told.kv_tokens,
             kv_capacity=facts.kv_capacity,
             decode_steps_total=account.steps,
             decode_tokens_total=account.tokens,

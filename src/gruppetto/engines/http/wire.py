@@ -7,7 +7,7 @@ nothing branches on a version. What needs state (the gate, aborts, versions, dea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,14 +179,22 @@ class Wire(ABC):
 def parse_metrics(text: str, names: dict[str, str]) -> dict[str, float]:
     """Sums of Prometheus samples, all labels together, by our name for each: `names` maps theirs to ours."""
     found: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
-        head, _, value = line.rpartition(" ")
-        ours = names.get(head.partition("{")[0].strip())
-        if ours is not None:
+    for name, value in _lines(text):
+        if (ours := names.get(name)) is not None:
             found[ours] = found.get(ours, 0.0) + float(value)
     return found
+
+
+def samples(text: str, name: str) -> list[float]:
+    """All Prometheus samples of one name, whatever their labels."""
+    return [float(value) for found, value in _lines(text) if found == name]
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            head, _, value = line.rpartition(" ")
+            yield head.partition("{")[0].strip(), value
 
 
 def whole(found: dict[str, float], name: str) -> int | None:

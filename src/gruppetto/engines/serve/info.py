@@ -151,7 +151,7 @@ def capacity(hub: Hub) -> int:
 
 def _core(hub: Hub) -> dict[str, Any]:
     stats = hub.engine.calls.stats()
-    room = capacity(hub)
+    room, used = capacity(hub), stats.kv_tokens or 0
     live = list(hub.calls.live.values())
     waiting = max(0, len(live) - stats.running)
     seen = stats.prefill_tokens_total + stats.cached_tokens_total
@@ -161,13 +161,13 @@ def _core(hub: Hub) -> dict[str, Any]:
         "num_running_reqs": stats.running,
         "num_waiting_reqs": waiting,
         "num_waiting_uncached_tokens": sum(len(c.prompt) + len(c.ids) for c in live if not c.in_engine),
-        "num_used_tokens": stats.kv_tokens,
+        "num_used_tokens": used,
         "num_total_tokens": sum(len(call.prompt) + len(call.ids) for call in live),
-        "num_active_tokens": stats.kv_tokens,
+        "num_active_tokens": used,
         "num_prealloc_ready_tokens": 0,
         "max_total_num_tokens": room,
         "max_running_requests": stats.slots,
-        "token_usage": stats.kv_tokens / room,
+        "token_usage": used / room,
         "gen_throughput": hub.rate.of(stats.decode_tokens_total),
         "cache_hit_rate": stats.cached_tokens_total / seen if seen else 0.0,
         "utilization": stats.running / stats.slots,

@@ -35,7 +35,8 @@ def _gauges(hub: Hub) -> dict[str, float]:
     stats, room = hub.engine.calls.stats(), capacity(hub)
     retracted = sum(call.entered and not call.in_engine for call in hub.calls.live.values())
     seen = stats.prefill_tokens_total + stats.cached_tokens_total
-    usage = stats.kv_tokens / room
+    used = stats.kv_tokens or 0
+    usage = used / room
     return {
         "num_running_reqs": stats.running,
         "num_queue_reqs": max(0, len(hub.calls.live) - stats.running),
@@ -43,9 +44,9 @@ def _gauges(hub: Hub) -> dict[str, float]:
         "num_retracted_reqs": retracted,
         "token_usage": usage,
         "full_token_usage": usage,
-        "num_used_tokens": stats.kv_tokens,
-        "kv_used_tokens": stats.kv_tokens,
-        "kv_available_tokens": room - stats.kv_tokens,
+        "num_used_tokens": used,
+        "kv_used_tokens": used,
+        "kv_available_tokens": room - used,
         "kv_evictable_tokens": 0,  # what ended requests leave is counted as free
         "max_total_num_tokens": room,
         "gen_throughput": hub.rate.of(stats.decode_tokens_total),
