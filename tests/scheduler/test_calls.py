@@ -282,36 +282,43 @@ def test_an_abort_that_is_not_answered_may_be_asked_again():
 # -- engines that are taken out -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Scripted, Direct])
-def test_the_calls_of_a_forgotten_engine_end_at_once(kind):
+def test_what_an_engine_is_taken_off_comes_back_with_its_tokens():
     async def main():
-        mute, other = kind("e0", takes={"g0.0": 1e9, "g0.1": 1e9}), Scripted("e1")
-        calls = make(mute, other)
-        start(calls, mute, range(2))
+        slow, other, left = Scripted("e0", takes={"g0.0": 1e9, "g0.1": 1e9}), Scripted("e1"), []
+        calls = make(slow, other)
+        start(calls, slow, range(2))
         start(calls, other, range(2), group=1)
         await asyncio.sleep(0.25)
-        calls.forget_engine("e0")
-        calls.forget_engine("e0")
+        calls.take_off("e0", lambda: left.append(now()))
         first = await calls.events()
         at = now()
         rest = await drain(calls)
         await calls.close()
-        return [(e.rollout, str(e.engine_error)) for e in first], at, sorted(rest)
+        return [(e.rollout, e.reason, sum(map(len, e.segments))) for e in first], at, sorted(rest), left
 
-    gone = "engine e0: was taken out of the run"
-    assert run_virtual(main()) == ([("g0.0", gone), ("g0.1", gone)], 0.25, ["g1.0", "g1.1"])
+    first, at, rest, left = run_virtual(main())
+    assert first == [("g0.0", "abort", 2), ("g0.1", "abort", 2)]
+    assert (at, rest) == (0.25, ["g1.0", "g1.1"])
+    assert len(left) == 1
+    assert at <= left[0] < at + 0.1
 
 
-def test_lockstep_does_not_wait_for_a_forgotten_engine():
-    class Stats:
-        outstanding = 1
+def test_what_an_engine_does_not_hand_back_ends_as_if_it_had_died():
+    """One of its two is being stopped already."""
 
     async def main():
-        mute = Direct()
-        mute.stats = Stats
-        calls = make(mute)
-        start(calls, mute, [0])
-        calls.forget_engine("e0")
-        return [event.rollout for event in await calls.settle()]
+        deaf, left = Scripted("e0", takes={"g0.0": 1e9, "g0.1": 1e9}, deaf=True), []
+        calls = make(deaf)
+        start(calls, deaf, range(2))
+        await asyncio.sleep(0)
+        calls.abort(["g0.1"])
+        await asyncio.sleep(0.25)
+        calls.take_off("e0", lambda: left.append(calls.generating))
+        events = await calls.events()
+        seen = [(e.rollout, str(e.engine_error)) for e in events], now(), left, calls._flying.stopping
+        await calls.close()
+        return seen
 
-    assert run_virtual(main()) == ["g0.0"]
+    settings = make(Scripted())._settings
+    why = f"engine e0: did not hand back what ran there in {settings.abort_s:g} s"
+    assert run_virtual(main()) == ([("g0.0", why), ("g0.1", why)], 0.25 + settings.abort_s, [0], 0)

@@ -142,10 +142,6 @@ class RolloutCalls:
         abort's time ends as if the engine had died in it."""
         self._flying.take_off(engine, done)
 
-    def forget_engine(self, name: str) -> None:
-        """Nothing is expected of this engine any more: all its calls end now, as if it had died in them."""
-        self._flying.forget_engine(name)
-
     async def cancel_scores(self) -> None:
         """Takes back what is with the reward; those rollouts stay finished and can be scored again."""
         scores = list(self._scores)

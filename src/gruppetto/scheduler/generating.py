@@ -1,7 +1,7 @@
 """The generate calls in flight, and their aborts.
 
 Promises: each call ends in exactly one `Stopped`, whatever its engine does: a result, an abort, a deadline, an error,
-or `forget_engine`. An engine that does not answer an abort within its deadline is reported dead.
+or `take_off`. An engine that does not answer an abort within its deadline is reported dead.
 A call is one future with a callback, and all deadlines share one timer.
 """
 
@@ -61,7 +61,6 @@ class GenerateCalls:
     ) -> None:
         self._settings = settings
         self.engines = dict(engines)
-        """Those that are still expected to answer."""
         self._put, self._spawn = put, spawn
         self._submit: dict[str, Submission[GenerateRequest, GenerateResult]] = {
             name: Submission(engine, "generate") for name, engine in self.engines.items()
@@ -226,14 +225,6 @@ class GenerateCalls:
         for call in here:
             self._end(call, Stopped(rollout=call.rid, engine_error=error))  # those that have come back have ended
         done()
-
-    def forget_engine(self, name: str) -> None:
-        """Nothing is expected of this engine any more: all its calls end now, as if it had died in them."""
-        if self.engines.pop(name, None) is None:
-            return
-        error = EngineError(name, "was taken out of the run")
-        for call in [call for call in self._calls if call.engine.name == name]:
-            self._end(call, Stopped(rollout=call.rid, engine_error=error))
 
     def cancel(self) -> list[asyncio.Future[Any]]:
         """Gives every call up without an event; returns what is left to end."""
