@@ -34,22 +34,29 @@ async def build_channel(
         mode=weights.mode,
         bucket_bytes=weights.bucket_mb << 20,
         verify_every=weights.verify_every,
+        probe_kl=weights.probe_kl,
         folder=folder,
         order=Order(pause=None if weights.pause == "auto" else weights.pause, release_kv=weights.release_kv),
     )
-    probe = probe_for(tokenizer.encode, config.engine.context, trainer)
-    channel, chosen = await channel_for(asked, engines, apart=config.engine.type != "embedded", probe=probe)
+    apart = config.engine.type != "embedded"
+    probe = probe_for(asked, tokenizer.encode, config.engine.context, trainer, config.engine.args)
+    usable = None if isinstance(probe, str) else probe
+    channel, chosen = await channel_for(asked, engines, apart=apart, probe=usable)
     channel.tell = lambda kind, **fields: recorder.event(kind, 0.0, **fields)
-    channel.tell("weights_channel", channel=chosen.way, mode=weights.mode, reason=chosen.why)
+    says = f"none: {probe}" if isinstance(probe, str) else "logprobs"
+    channel.tell("weights_channel", channel=chosen.way, mode=weights.mode, reason=chosen.why, probe=says)
     return channel
 
 
 async def bring_first_weights(channel: WeightChannel, trainer: Trainer, engines: list[Engine]) -> None:
-    """What a server serves is known only when it was given it; and if that cannot work, it is said before step 1."""
+    """What a server serves is known only when it was given it; and if that cannot work, it is said before step 1.
+    Raises `EngineError` for an engine that does not take them or does not compute with them."""
     await pause_all(engines, "abort", FIRST_PAUSE_S)
     await channel.publish(trainer.version, trainer.export(), engines)
     for engine in engines:
         await engine.resume()
+    for error in await channel.verify(trainer.version, engines):
+        raise error
 
 
 def kv_kept(config: Config) -> bool:

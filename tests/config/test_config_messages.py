@@ -54,8 +54,8 @@ def test_everything_wrong_is_reported_at_once(run_toml):
         ("rolout.group_size=8", "unknown key 'rolout' (command line) - did you mean 'rollout'?"),
         (
             "weights.zzz=8",
-            "unknown key 'weights.zzz' (command line) - [weights] has channel, mode, bucket_mb, verify_every, pause, "
-            "release_kv",
+            "unknown key 'weights.zzz' (command line) - [weights] has channel, mode, bucket_mb, verify_every, "
+            "probe_kl, pause, release_kv",
         ),
         (
             "rollout=5",

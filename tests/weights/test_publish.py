@@ -1,6 +1,7 @@
 """Two-phase publish into embedded engines of this process, over each channel."""
 
 import asyncio
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from gruppetto.engines.embedded.engine import EmbeddedEngine
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.channels.order import Order, Ordered
 from gruppetto.weights.channels.probe import Probe
+from gruppetto.weights.inprocess import InProcessChannel
 from gruppetto.weights.publish import PublishSettings, TwoPhase
 
 
@@ -54,10 +56,29 @@ async def until(true) -> None:
     raise AssertionError("it never came true")
 
 
-def publisher(channel: str, tmp_path, probe=None, **settings) -> TwoPhase:
+def publisher(channel: str, tmp_path, **settings) -> TwoPhase:
     folder = tmp_path / "weights" if channel == "disk" else None
     chosen = {"channel": channel, "bucket_bytes": 1 << 20, "folder": folder, "deadline_s": 60.0} | settings
-    return TwoPhase(PublishSettings(**chosen), probe=probe)
+    return TwoPhase(PublishSettings(**chosen))
+
+
+WAYS = ("shm", "inprocess")
+
+
+def ordered(way: str, tmp_path, probe, order=None, tell=None, **settings) -> Ordered:
+    """Over a two-phase channel, or by the contract's own calls as servers that read folders are published to."""
+    channel = InProcessChannel(1 << 16) if way == "inprocess" else publisher(way, tmp_path, **settings)
+    return Ordered(channel, order or Order(), tell, probe=probe, verify_every=settings.get("verify_every", 16))
+
+
+async def bring(publish, version, tensors, engines, make_room=None):
+    """As a run does it; what the probe finds wrong."""
+    for engine in engines:
+        await engine.pause(publish.pause or "keep")
+    await publish.publish(version, tensors, engines)
+    for engine in engines:
+        await engine.resume()
+    return await publish.verify(version, engines, make_room)
 
 
 async def holds(engine, model) -> bool:
@@ -101,39 +122,43 @@ async def trainer(tiny_model):
 PROMPTS = ([5, 6, 7, 8], list(range(20, 60)))
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_engine_and_trainer_agree_after_a_publish(dtype, engines, trainer, tmp_path):
+async def test_engine_and_trainer_agree_after_a_publish(dtype, way, engines, trainer, tmp_path):
     (engine,) = await engines("a", dtype=dtype)
-    probe = Probe(PROMPTS, trainer.token_logprobs)
-    publish = publisher("shm", tmp_path, probe=probe)
+    probe, told = Probe(PROMPTS, trainer.token_logprobs), []
+    publish = ordered(way, tmp_path, probe, tell=lambda kind, **fields: told.append((kind, fields)))
     step(trainer._model, 1)
-    await publish.publish(1, trainer.export(), [engine])
+    assert await bring(publish, 1, trainer.export(), [engine]) == []
     found = probe.last["a"]
     assert found.tokens == 16
     assert found.mismatch_kl < (1e-6 if dtype == "float32" else 0.02)
-    await engine.resume()
+    assert [kind for kind, _ in told] == ["published", "probe"]
+    assert (told[1][1]["mismatch_kl"], told[1][1]["engine"]) == (found.mismatch_kl, "a")
     with pytest.raises(EngineError, match="the engine is running; pause it first"):
         await engine.open_weights()
 
 
-async def test_the_probe_is_after_the_first_and_every_nth_publish_only(engines, trainer, tmp_path):
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_probe_is_after_the_first_and_every_nth_publish_only(way, engines, trainer, tmp_path):
     (engine,) = await engines("a")
     probe = Probe(PROMPTS, trainer.token_logprobs)
-    publish = publisher("shm", tmp_path, probe=probe, verify_every=3)
+    publish = ordered(way, tmp_path, probe, verify_every=3)
     probed = []
     for version in range(1, 8):
         probe.last.clear()
         step(trainer._model, version)
-        await publish.publish(version, trainer.export(), [engine])
+        assert await bring(publish, version, trainer.export(), [engine]) == []
         probed += [version] if probe.last else []
     assert probed == [1, 4, 7]
 
 
-async def test_a_swap_that_no_digest_sees_sounds_the_alarm_and_fences(engines, trainer, tmp_path):
-    """The engine computes with gate and up exchanged, behind tensors that hold what they should."""
-    (engine,) = await engines("a")
-    probe = Probe(PROMPTS, trainer.token_logprobs, most_kl=1e-4)
-    publish = publisher("shm", tmp_path, probe=probe)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_swap_that_no_digest_sees_sounds_the_alarm(way, engines, trainer, tmp_path):
+    """The engine computes with gate and up exchanged, behind tensors that hold what they should; the other is right."""
+    engine, right = await engines("a", "b")
+    probe, told = Probe(PROMPTS, trainer.token_logprobs, most_kl=1e-4), []
+    publish = ordered(way, tmp_path, probe, tell=lambda kind, **fields: told.append((kind, fields)))
 
     def exchange(serving):
         for layer in serving.weights._forward._base.layers:
@@ -141,13 +166,106 @@ async def test_a_swap_that_no_digest_sees_sounds_the_alarm_and_fences(engines, t
             up.data, gate.data = gate.data.clone(), up.data.clone()
         serving.weights._forward.rebind()
 
-    await publish.publish(1, trainer.export(), [engine])
-    publish.last.audited = True
+    await publish.publish(1, trainer.export(), [engine, right])
     await engine._thread.ask(exchange)
+    for one in (engine, right):
+        await one.resume()
+    (wrong,) = await publish.verify(1, [engine, right])
+    assert re.match(r"engine a: probe of version 1: mismatch_kl .* is over 0.0001", str(wrong))
+    assert {fields["engine"]: "failed" in fields for _, fields in told[1:]} == {"a": True, "b": False}
+    if way == "shm":
+        assert list(publish.channel.fenced) == ["a"]
+    assert str((await publish.verify(1, [engine, right]))[0]) == str(wrong)  # it still owes; the other does not
+    assert [fields["engine"] for kind, fields in told if kind == "probe"].count("b") == 1
+
+
+async def test_a_probe_takes_the_place_of_the_rollouts_that_started_last(engines, trainer, tmp_path, monkeypatch):
+    """All slots are held by requests that are kept over the publish, and more wait."""
+    monkeypatch.setattr("gruppetto.weights.channels.probe.ROOM_S", 0.01)
+    (engine,) = await engines("a", slots=2, context=2048)
     await engine.resume()
-    with pytest.raises(EngineError, match=r"engine a: probe of version 1: mismatch_kl .* is over 0.0001"):
-        await publish.verify(1, [engine])
-    assert "a" in publish.fenced
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish = ordered("shm", tmp_path, probe, Order(pause="keep"))
+    sampling = Sampling(max_tokens=2000)
+    running = [
+        asyncio.create_task(engine.generate(GenerateRequest(rid=f"r{n}", token_ids=[5, 6, 7], sampling=sampling)))
+        for n in range(4)
+    ]
+    await until(lambda: engine.stats().running == 2)
+    asked = []
+
+    def make_room(of, count):
+        asked.append((of, count))
+        for n in range(4 - count, 4):
+            running[n].aborted = asyncio.create_task(engine.abort(f"r{n}"))
+
+    step(trainer._model, 1)
+    assert await bring(publish, 1, trainer.export(), [engine], make_room) == []
+    assert asked == [(engine, 4)]  # two waited, and two ran where both prompts were to run
+    assert probe.last["a"].tokens == 16
+    assert {(await call).finish for call in running} == {"abort"}
+
+
+async def test_a_probe_without_an_answer_is_the_engines_failure_and_nobody_elses(engines, trainer, tmp_path):
+    engine, right = await engines("a", "b")
+
+    async def hangs(request):
+        await asyncio.Event().wait()
+
+    engine.generate = hangs
+    publish = ordered("shm", tmp_path, Probe(PROMPTS, trainer.token_logprobs, deadline_s=1.0))
+    (wrong,) = await bring(publish, 1, trainer.export(), [engine, right])
+    assert str(wrong) == "engine a: probe of version 1: no answer within 1 s"
+    assert list(publish.channel.fenced) == ["a"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_due_probe_stays_due_for_the_others_when_one_engine_misses(way, engines, trainer, tmp_path):
+    engine, gone = await engines("a", "b")
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish = ordered(way, tmp_path, probe)
+
+    async def lost(*_):
+        raise EngineError("b", "is gone")
+
+    gone.weights = gone.commit_update = lost
+    with pytest.raises(EngineError, match="engine b: is gone"):
+        await bring(publish, 1, trainer.export(), [engine, gone])
+    assert await bring(publish, 1, trainer.export(), [engine]) == []
+    assert list(probe.last) == ["a"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_engine_that_is_readmitted_is_probed_and_moves_nobodys_turn(way, engines, trainer, tmp_path):
+    one, other = await engines("a", "b")
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish, probed = ordered(way, tmp_path, probe, verify_every=3), []
+    for version in range(1, 5):
+        probe.last.clear()
+        await bring(publish, version, trainer.export(), [one, other])
+        if version == 2:
+            probe.last.clear()
+            publish.readmit("b")
+            assert await bring(publish, version, trainer.export(), [other]) == []
+        probed.append(sorted(probe.last))
+    assert probed == [["a", "b"], ["b"], [], ["a"]]
+
+
+async def test_in_lockstep_a_probe_waits_until_the_engine_is_idle(engines, trainer, tmp_path):
+    """Its advances would carry others on outside of their scheduler's turns."""
+    (engine,) = await engines("a", lockstep=True)
+    probe = Probe(PROMPTS, trainer.token_logprobs)
+    publish = ordered("inprocess", tmp_path, probe, Order(pause="keep"))
+    request = GenerateRequest(rid="r", token_ids=[5, 6, 7], sampling=Sampling(max_tokens=8))
+    call = asyncio.create_task(engine.generate(request))
+    await until(lambda: engine.stats().outstanding)
+    assert await bring(publish, 1, trainer.export(), [engine]) == []
+    assert not probe.last
+    assert engine.stats().decode_steps_total == 0
+    await engine.advance()
+    await call
+    assert await bring(publish, 2, trainer.export(), [engine]) == []
+    assert probe.last["a"].version == 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +276,7 @@ async def test_the_whole_order_leaves_no_old_kv_and_loses_no_request(order, engi
     (engine,) = await engines("a", context=256, kv_on_swap="recompute")
     await engine.resume()
     probe, told = Probe(PROMPTS, trainer.token_logprobs), []
-    publish = Ordered(publisher("shm", tmp_path, probe=probe), order, lambda kind, **fields: told.append(fields))
+    publish = ordered("shm", tmp_path, probe, order, lambda kind, **fields: told.append((kind, fields)))
     request = GenerateRequest(rid="r", token_ids=[5, 6, 7], sampling=Sampling(max_tokens=200))
     running = asyncio.create_task(engine.generate(request))
     await until(lambda: engine.stats().decode_tokens_total)
@@ -167,12 +285,13 @@ async def test_the_whole_order_leaves_no_old_kv_and_loses_no_request(order, engi
     await engine.pause(publish.pause)
     await publish.publish(1, trainer.export(), [engine])
     await engine.resume()
+    assert await publish.verify(1, [engine]) == []
     result = await running
     around = (["release_memory"], ["restore_memory"]) if order.release_kv else ([], [])
-    before_the_probe = [order.pause, *around[0], "open_weights", "close_weights", *around[1], "flush", "resume"]
-    assert steps == [*before_the_probe, "keep", "resume"]
-    assert [(row["version"], row["kinds"], row["failed"]) for row in told] == [(1, {"a": "full"}, [])]
-    assert told[0]["bytes"] == sum(tensor.nbytes for _, tensor in trainer.export())
+    assert steps == [order.pause, *around[0], "open_weights", "close_weights", *around[1], "flush", "resume"]
+    (_, row), (kind, _) = told
+    assert (kind, row["version"], row["kinds"], row["failed"]) == ("probe", 1, {"a": "full"}, [])
+    assert row["bytes"] == sum(tensor.nbytes for _, tensor in trainer.export())
     versions = [segment.version for segment in result.segments]
     assert versions == ([0, 1] if order.pause == "keep" else [0])
     assert probe.last["a"].mismatch_kl < 1e-6

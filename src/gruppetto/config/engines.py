@@ -59,8 +59,11 @@ class WeightsSection(Section):
     bucket_mb: Positive = 64
     """Size of a bucket; two are held."""
     verify_every: Annotated[int, Field(ge=0)] = 16
-    """After the first and every so many publishes engines read back all they hold (0: the first only); inprocess never
-    does."""
+    """After its first version and every so many an engine is probed: a few tokens of fixed prompts, whose logprobs are
+    compared with the trainer's; over shm, gloo and our own disk it reads back all it holds, too (0: the first only)."""
+    probe_kl: Annotated[float, Field(ge=0)] = 0.02
+    """An engine whose probe differs by more, in nats a token (mismatch_kl), is taken for one with wrong weights and is
+    lost; 0 = no probe, for engines that compute coarser than the trainer."""
     pause: Literal["auto", "keep", "abort"] = "auto"
     """What becomes of requests that run while weights change. keep: held, and go on under the new ones; abort: they
     come back with what they made, and are resumed later. auto: keep where rollouts go on while the trainer trains."""

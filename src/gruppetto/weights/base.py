@@ -7,12 +7,16 @@ holds; the source tensors may change again as soon as `publish` returns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gruppetto.engines.base import Engine, PauseMode
+    from gruppetto.errors import EngineError
+
+MakeRoom = Callable[["Engine", int], None]
+"""(engine, n): takes n requests back from it, those that started last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +50,14 @@ class WeightChannel(ABC):
         self, version: int, tensors: Iterable[tuple[str, Any]], engines: Sequence[Engine]
     ) -> list[Receipt]:
         """Sends all (name, tensor) pairs to every engine as `version`. Raises `EngineError` when one cannot take it."""
+
+    async def verify(
+        self, version: int, engines: Sequence[Engine], make_room: MakeRoom | None = None
+    ) -> list[EngineError]:
+        """Checks where that is due that engines, which run again, compute with the weights of `version`; those that do
+        not. A channel alone has nothing to check with."""
+        return []
+
+    def readmit(self, engine: str) -> None:
+        """An engine that was lost is to come back: nothing is taken as known of what it holds."""
+        return

@@ -1,13 +1,14 @@
 """Two-phase publish: every engine takes the new version and says what it holds; only then is it served.
 
-    states ─▶ plan ─▶ transfer (full, or what changed) ─▶ acknowledgements ─▶ commit ─▶ (resumed) ─▶ probe
+    states ─▶ plan ─▶ transfer (full, or what changed) ─▶ acknowledgements ─▶ commit ─▶ (resumed)
                │            │ an engine that fails, refuses, is late, or acknowledges something else: fenced
                └─ names, shapes and types are compared before anything is sent
 
 Promises: an engine serves a version only after all of it has arrived and its digests are the trainer's; what is wrong
 is named (`faults`); an engine that misses is fenced, which means that it gets nothing and counts as failed until its
-process has started anew, and the others go on; publishing a version again costs those that have it nothing; versions
-never mix, since an engine between two versions does not serve.
+process has started anew or it is readmitted, and the others go on; a process gets all of its first version, and reads
+it back, as it does every N-th; publishing a version again costs those that have it nothing; versions never mix, since
+an engine between two versions does not serve.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from gruppetto.weights.channels.disk import DiskSink
 from gruppetto.weights.channels.feed import Packet, Plain, Source
 from gruppetto.weights.channels.fit import misfit, wanted_specs
 from gruppetto.weights.channels.gloo import GlooSink
+from gruppetto.weights.channels.owed import Owed
 from gruppetto.weights.channels.port import Port, Unreachable, port_of
-from gruppetto.weights.channels.probe import Probe
 from gruppetto.weights.channels.settings import Published as Published
 from gruppetto.weights.channels.settings import PublishSettings as PublishSettings
 from gruppetto.weights.channels.shm import ShmMemory, ShmSink
@@ -54,10 +55,10 @@ class _Prepared:
 
 
 class TwoPhase(WeightChannel):
-    """Publishes over one of the channels. `probe` compares engine and trainer, in `verify`."""
+    """Publishes over one of the channels."""
 
-    def __init__(self, settings: PublishSettings, *, probe: Probe | None = None) -> None:
-        self._settings, self._probe = settings, probe
+    def __init__(self, settings: PublishSettings) -> None:
+        self._settings, self._audits = settings, Owed(settings.verify_every)
         self._ports: dict[str, tuple[Engine, Port]] = {}
         self._boots: dict[str, str] = {}
         self._served: dict[str, EngineState] = {}
@@ -66,7 +67,6 @@ class TwoPhase(WeightChannel):
         self._snapshot_specs: dict[str, Spec] = {}
         self._snapshot_pending = False
         self._memory = ShmMemory()
-        self._count = 0
         self._one = asyncio.Lock()
         self.fenced: dict[str, tuple[str, str]] = {}
         """The boot that is fenced ("" where it never told one) and why, by engine."""
@@ -75,73 +75,51 @@ class TwoPhase(WeightChannel):
     async def publish(
         self, version: int, tensors: Iterable[tuple[str, Any]] | Source, engines: Sequence[Engine]
     ) -> list[Receipt]:
-        """`deliver`, and the probe where it is due: for that the engines run a moment, each under the new version."""
-        receipts = await self.deliver(version, tensors, engines)
-        await self.probe_paused(version, engines)
-        return receipts
-
-    async def probe_paused(self, version: int, engines: Sequence[Engine]) -> None:
-        """`verify` of engines that are paused, and are so again after it."""
-        if not self._to_probe(version):
-            return
-        for engine in engines:
-            await engine.resume()
-        try:
-            await self.verify(version, engines)
-        finally:
-            await asyncio.gather(*(engine.pause("keep") for engine in engines), return_exceptions=True)
-
-    async def deliver(
-        self, version: int, tensors: Iterable[tuple[str, Any]] | Source, engines: Sequence[Engine]
-    ) -> list[Receipt]:
         """Engines are paused and stay so. Raises `EngineError` for the first that missed, after the others have it."""
         async with self._one:
             begin = now()
-            done = self.last = Published(version, audited=self._due())
+            done = self.last = Published(version)
             source = tensors if isinstance(tensors, Source) else Plain(tensors)
             states = await self._states(engines, done)
             todo = {name: state for name, state in states.items() if not self._has(name, state, version)}
-            done.kinds = dict.fromkeys(states, "had it")
+            done.kinds = dict.fromkeys(states.keys() - todo.keys(), "had it")
+            due = [self._audits.takes(name, version, state.boot) for name, state in todo.items()]
+            done.audited = any(due)
             if todo:
                 await self._send(version, source, todo, states, done)
-                self._count += 1
             done.seconds = now() - begin
             for name, error in done.failed.items():
-                self._fence(name, error)
+                self.fence(name, error)
             for error in done.failed.values():
                 raise error
             return [self._receipt(engine.name, done) for engine in engines]
-
-    async def verify(self, version: int, engines: Sequence[Engine]) -> None:
-        """Where it is due after the last publish: the probe. Engines run. Raises `EngineError` for one that is off."""
-        names = self._to_probe(version)
-        for engine in engines:
-            if engine.name in names and self._probe is not None:
-                try:
-                    await self._probe.check(engine, version)
-                except EngineError as error:
-                    self._fence(engine.name, error)
-                    raise
-
-    def _to_probe(self, version: int) -> set[str]:
-        last = self.last
-        if self._probe is None or last is None or not last.audited or last.version != version:
-            return set()
-        return {name for name, kind in last.kinds.items() if kind != "had it" and name not in last.failed}
 
     def serves(self, name: str, version: int) -> bool:
         """Whether the engine has committed it."""
         return name in self._served and self._served[name].version == version
 
-    def readmit(self, name: str) -> None:
-        """Takes a fenced engine back, with a full version; one that has started anew needs no such word."""
-        self.fenced.pop(name, None)
+    def boot(self, name: str) -> str:
+        """Of the process that told its state last; "" where none has."""
+        return self._boots.get(name, "")
+
+    def fence(self, name: str, error: EngineError) -> None:
+        """It gets nothing more until its process has started anew or it is readmitted."""
+        self.fenced.setdefault(name, (self.boot(name), str(error)))
+        self._forget(name)
+
+    def readmit(self, engine: str) -> None:
+        """Takes an engine back whose process may be the same as before: what it holds is not relied on, so it gets a
+        full version and reads it back."""
+        self.fenced.pop(engine, None)
+        self._audits.anew(engine)
+        self._forget(engine)
+
+    def _forget(self, name: str) -> None:
+        self._served.pop(name, None)
+        if self._snapshot is not None:
+            self._snapshot.gone(name)
 
     # --- before ------------------------------------------------------------------------------------------------------
-
-    def _due(self) -> bool:
-        every = self._settings.verify_every
-        return self._count == 0 or bool(every and self._count % every == 0)
 
     async def _states(self, engines: Sequence[Engine], done: Published) -> dict[str, State]:
         """Of those that answer and are not fenced; the others have failed."""
@@ -183,12 +161,6 @@ class TwoPhase(WeightChannel):
 
     def _has(self, name: str, state: State, version: int) -> bool:
         return self._served.get(name) == EngineState(state.boot, version) and state.version == version
-
-    def _fence(self, name: str, error: EngineError) -> None:
-        self.fenced.setdefault(name, (self._boots.get(name, ""), str(error)))
-        self._served.pop(name, None)
-        if self._snapshot is not None:
-            self._snapshot.gone(name)
 
     def _receipt(self, name: str, done: Published) -> Receipt:
         size = 0 if done.kinds[name] == "had it" else done.sent_bytes
@@ -373,6 +345,8 @@ class TwoPhase(WeightChannel):
             late = f"did not commit version {version} in {self._settings.deadline_s:g} s"
             done.failed[one.name] = EngineError(one.name, late)
             return
+        if done.audited:
+            self._audits.done(one.name)
         state = EngineState(one.boot, version)
         self._served[one.name], self._before[one.name] = state, one.manifest
         if self._snapshot is not None and self._snapshot_pending:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ TEXTS = ("The riders in the gruppetto share the work.", "def area(width, height)
 """What engines are probed with."""
 
 _TOKENS = 8
+_COARSE = ("quantization", "kv_cache_dtype")
+"""A server's arguments with which it computes coarser than the trainer, and its log-probabilities are its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +32,28 @@ class Asked:
     mode: Mode = "full"
     bucket_bytes: int = 64 << 20
     verify_every: int = 16
+    probe_kl: float = 0.02
     folder: Path = Path("weights")
     order: Order = field(default_factory=Order)
 
 
-def probe_for(encode: Callable[[str], list[int]], context: int, trainer: object) -> Probe | None:
-    """Of fixed texts, cut to what fits into an engine's `context`; None for a trainer that has no log-probabilities to
-    compare with (`token_logprobs`), and for engines too short for a token of each."""
+def probe_for(
+    asked: Asked, encode: Callable[[str], list[int]], context: int, trainer: object, args: Collection[str] = ()
+) -> Probe | str:
+    """Of fixed texts, cut to what fits into an engine's `context`; or why none can be: `args` are those that the
+    servers are started with."""
     reference = getattr(trainer, "token_logprobs", None)
     tokens = min(_TOKENS, context - 1)
-    if reference is None or tokens < 1:
-        return None
-    return Probe([encode(text)[: context - tokens] for text in TEXTS], reference, tokens=tokens)
+    if asked.probe_kl == 0:
+        return "weights.probe_kl = 0"
+    if reference is None:
+        return "this trainer computes no log-probabilities for it"
+    if coarse := [name for name in _COARSE if {name, name.replace("_", "-")} & set(args)]:
+        return f"engine.args.{coarse[0]}: the engines' log-probabilities are not comparable with the trainer's"
+    if tokens < 1:
+        return f"engine.context = {context} has no room for a token of each"
+    prompts = [encode(text)[: context - tokens] for text in TEXTS]
+    return Probe(prompts, reference, tokens=tokens, most_kl=asked.probe_kl)
 
 
 async def channel_for(
@@ -50,7 +62,7 @@ async def channel_for(
     """`engines` are started; `apart`: in processes of their own. Raises `UserError` for what cannot be."""
     remotes: Sequence[Any] = engines
     chosen = await choose_way(asked.channel, asked.mode, remotes) if apart else within(asked.channel, asked.mode)
-    return Ordered(make(chosen, asked, probe), asked.order), chosen
+    return Ordered(make(chosen, asked), asked.order, probe=probe, verify_every=asked.verify_every), chosen
 
 
 def within(channel: Choice, mode: Mode) -> Chosen:
@@ -67,7 +79,7 @@ def within(channel: Choice, mode: Mode) -> Chosen:
     return Chosen(way="inprocess", why="engines are in this process")
 
 
-def make(chosen: Chosen, asked: Asked, probe: Probe | None = None) -> WeightChannel:
+def make(chosen: Chosen, asked: Asked) -> WeightChannel:
     """The channel of a choice. Staged, it gives buckets to the engines, which put them on disk for their servers."""
     if chosen.way == "inprocess" or chosen.way == "staged":
         return InProcessChannel(asked.bucket_bytes)
@@ -79,4 +91,4 @@ def make(chosen: Chosen, asked: Asked, probe: Probe | None = None) -> WeightChan
         host=chosen.address,
         verify_every=asked.verify_every,
     )
-    return TwoPhase(settings, probe=probe)
+    return TwoPhase(settings)

@@ -2,7 +2,8 @@
 
 The engine samples a few tokens with their log-probabilities, the trainer computes the same ones. Wrong weights that no
 digest sees (a swapped gate and up half behind a loader, a stale scale that was derived, KV kept from older weights)
-show here. Promise: fixed prompts and seeds, so that two probes of the same weights are the same.
+show here. Promises: fixed prompts and seeds, so that two probes of the same weights are the same; a check ends, and
+what an engine fails at is an `EngineError` that says so; a probe does not wait until other requests end by themselves.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gruppetto.engines.base import Engine, GenerateRequest, GenerateResult, Sampling
-from gruppetto.errors import EngineError
+from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.base import MakeRoom
 
 Reference = Callable[[Sequence[int], int], Awaitable[Sequence[float]]]
 """(tokens, n) -> the trainer's log-probabilities of the last n tokens, at temperature 1."""
 
-_DEADLINE_S = 120.0
+DEADLINE_S = 120.0
+"""A few tokens, from an engine that has room for them."""
+ROOM_S = 2.0
+"""So long a probe waits before others have to make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +38,27 @@ class Comparison:
 
 
 class Probe:
-    """`most_kl` is the alarm, in nats a token: float32 gives below 1e-6, bfloat16 below 1e-2."""
+    """`most_kl` is the alarm, in nats a token: float32 gives below 1e-6, bfloat16 below 1e-2. `deadline_s`: an engine
+    that has not answered by then has failed."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], reference: Reference, *, tokens: int = 8, most_kl: float = 0.02
+        self,
+        prompts: Sequence[Sequence[int]],
+        reference: Reference,
+        *,
+        tokens: int = 8,
+        most_kl: float = 0.02,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         self._prompts, self._reference, self._tokens, self.most_kl = prompts, reference, tokens, most_kl
+        self._deadline_s = deadline_s
         self.last: dict[str, Comparison] = {}
 
-    async def check(self, engine: Engine, version: int) -> Comparison:
-        """Compares. Raises `EngineError` above `most_kl`, for tokens of another version and for none at all."""
-        async with asyncio.timeout(_DEADLINE_S):
-            results = await self._sample(engine, version)
+    async def check(self, engine: Engine, version: int, make_room: MakeRoom | None = None) -> Comparison:
+        """Compares. Raises `EngineError` above `most_kl`, for tokens of another version, for none at all and for an
+        answer that does not come. `make_room` takes as many other requests back as stand in the way: those that are
+        kept over a publish may run for an hour, and the trainer waits for this."""
+        results = await self._sampled(engine, version, make_room)
         gaps: list[float] = []
         for prompt, result in zip(self._prompts, results, strict=True):
             gaps += await self._gaps(engine, version, prompt, result)
@@ -57,11 +71,22 @@ class Probe:
             raise EngineError(
                 engine.name,
                 f"probe of version {version}: mismatch_kl {kl:.3g} nats a token is over {self.most_kl:g}; it does not "
-                "compute with the trainer's weights",
+                "compute with the trainer's weights; where it is meant to compute that much coarser, write a larger "
+                "weights.probe_kl",
             )
         return found
 
-    async def _sample(self, engine: Engine, version: int) -> list[GenerateResult]:
+    async def _sampled(self, engine: Engine, version: int, make_room: MakeRoom | None) -> list[GenerateResult]:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await self._sample(engine, version, make_room)
+        except TimeoutError:
+            why = f"no answer within {self._deadline_s:g} s"
+        except UserError as error:
+            why = str(error)
+        raise EngineError(engine.name, f"probe of version {version}: {why}")
+
+    async def _sample(self, engine: Engine, version: int, make_room: MakeRoom | None) -> list[GenerateResult]:
         calls = [
             asyncio.ensure_future(engine.generate(self._request(index, prompt, version)))
             for index, prompt in enumerate(self._prompts)
@@ -70,10 +95,14 @@ class Probe:
             while engine.capabilities.lockstep and not all(call.done() for call in calls):
                 await engine.advance()
                 await asyncio.sleep(0)
+            _, late = await asyncio.wait(calls, timeout=None if make_room is None else ROOM_S)
+            if late and make_room is not None and (waiting := engine.stats().waiting):
+                make_room(engine, waiting)  # the others that wait, and for each of these one that runs
             return await asyncio.gather(*calls)
         finally:
             for call in calls:
                 call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     def _request(self, index: int, prompt: Sequence[int], version: int) -> GenerateRequest:
         sampling = Sampling(max_tokens=self._tokens, seed=index)
