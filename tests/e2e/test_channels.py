@@ -10,7 +10,8 @@ from engines.serve.conftest import serving
 
 from e2e.conftest import events_of, metrics_of, rollouts_of
 from e2e.test_servers import ASYNC, conserved, weights_fit
-from gruppetto.errors import UserError
+from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.channels.reach import Reach
 
 SAME = ("reward/mean", "loss/policy", "optim/grad_norm", "rollout/tokens/mean")
 
@@ -35,6 +36,7 @@ def test_a_channel_changes_nothing_of_what_is_learned(train, copied, channel, mo
     code, folder = train("run.deterministic=true", 'run.name="other"', *settings)
     assert code == 0
     assert learned(folder) == copied
+    assert {row["version"] for row in events_of(folder) if row["kind"] == "probe"} == {1, 3}
     if channel == "disk":
         assert sorted(path.name for path in (folder / "weights").iterdir()) == ["weights_v000003", "weights_v000004"]
 
@@ -153,8 +155,19 @@ def foreign():
     loop.close()
 
 
-def test_a_foreign_server_reads_whole_weights_from_disk(train, foreign):
-    code, folder = train(*on(foreign), "run.steps=2")
+def probes(folder):
+    return [event for event in events_of(folder) if event["kind"] == "probe"]
+
+
+@pytest.mark.parametrize("dtype", ["float32"], indirect=True)
+def test_a_server_that_reads_folders_is_probed_like_any_other(train, served, dtype, monkeypatch):
+    """One without our routes, as SGLang and vLLM are: whole weights from disk, and the probe all the same."""
+
+    async def without_routes(engine):
+        return Reach(engine=engine.name, url=engine.control_url, lacks="it has no /gruppetto/weights (HTTP 404)")
+
+    monkeypatch.setattr("gruppetto.weights.channels.reach.reach_of", without_routes)
+    code, folder = train(*on(served, *ASYNC, "weights.verify_every=2"))
     assert code == 0
     assert chosen(folder) == (
         "staged",
@@ -162,8 +175,25 @@ def test_a_foreign_server_reads_whole_weights_from_disk(train, foreign):
         "sglang-0 reads weights from disk only: it has no /gruppetto/weights (HTTP 404)",
     )
     assert [(row["version"], row["kinds"]) for row in published(folder)] == [
-        (version, {"sglang-0": "full"}) for version in (0, 1, 2)
+        (version, {"sglang-0": "full"}) for version in range(5)
     ]
+    assert [row["version"] for row in probes(folder)] == [0, 2, 4]
+    assert all(row["mismatch_kl"] < 1e-6 for row in probes(folder))
+
+
+def test_a_server_that_computes_something_else_is_told_before_the_first_step(train, foreign):
+    """Its tokens and logprobs are made up, whatever the weights are."""
+    with pytest.raises(EngineError, match=r"engine sglang-0: probe of version 0: mismatch_kl .* weights.probe_kl"):
+        train(*on(foreign), "run.steps=2")
+
+
+def test_an_engine_that_is_not_probed_says_why(train, foreign):
+    code, folder = train(*on(foreign), "run.steps=2", "weights.probe_kl=0")
+    assert code == 0
+    (event,) = [event for event in events_of(folder) if event["kind"] == "weights_channel"]
+    assert event["probe"] == "none: weights.probe_kl = 0"
+    assert [row["version"] for row in published(folder)] == [0, 1, 2]
+    assert probes(folder) == []
 
 
 @pytest.mark.parametrize(
