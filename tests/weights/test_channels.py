@@ -1,11 +1,14 @@
 """The parts of a channel: digests, sinks and streams, offers."""
 
 import contextlib
+import gc
+import mmap
 import os
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from safetensors.torch import load_file
 
 from gruppetto.errors import RunError, UserError
 from gruppetto.weights.buckets import plan_buckets
-from gruppetto.weights.channels import gloo
+from gruppetto.weights.channels import gloo, shm
 from gruppetto.weights.channels.base import BUFFERS, Offer, SinkError, host_id, places_of, plans_of
 from gruppetto.weights.channels.choose import Asked, make, within
 from gruppetto.weights.channels.disk import KEEP, DiskSink, DiskStream
@@ -243,6 +246,61 @@ def test_a_sender_that_goes_in_the_middle_is_noticed(tmp_path):
     sink.close()
     thread.join(20)
     assert "the sender is gone" in failed[0]
+
+
+def test_a_memory_that_has_grown_is_mapped_anew():
+    fd = os.memfd_create("weights")
+    ends = os.pipe()
+    os.ftruncate(fd, mmap.PAGESIZE)
+    small = shm._mapped(os.dup(fd), os.dup(ends[0]))
+    assert shm._mapped(os.dup(fd), os.dup(ends[0])) is small
+    os.ftruncate(fd, 2 * mmap.PAGESIZE)
+    os.pwrite(fd, b"x", mmap.PAGESIZE)
+    grown = shm._mapped(os.dup(fd), os.dup(ends[0]))
+    assert (len(grown), grown[mmap.PAGESIZE]) == (2 * mmap.PAGESIZE, ord("x"))
+    for end in (fd, *ends):
+        os.close(end)
+
+
+def mappings():
+    """Bytes of weights that are mapped in this process, by others or by itself."""
+    with open("/proc/self/maps") as file:
+        return sum("memfd:gruppetto-weights" in line for line in file)
+
+
+def test_the_memory_of_a_sender_that_has_died_is_let_go(tmp_path):
+    """By the process that took weights from it, without a further publish."""
+    script = """
+import sys, torch
+from gruppetto.weights.buckets import plan_buckets
+from gruppetto.weights.channels.feed import Plain, pump
+from gruppetto.weights.channels.shm import ShmSink
+from gruppetto.weights.layouts.tensors import specs_of
+named = [(f"t{i}", torch.ones(5000)) for i in range(6)]
+plans = plan_buckets(specs_of(named), 20_000, groups=())
+sink = ShmSink(plans, ["a"], 60.0)
+print(sink.address("a")["path"], flush=True)
+pump(plans, Plain(named), sink)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+    named = [(f"t{i}", torch.ones(5000)) for i in range(6)]
+    places = places_of(plan_buckets(specs_of(named), 20_000, groups=()))
+    gc.collect()
+    before = mappings()
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as sender:
+        seen = {}
+        drain("shm", {"path": sender.stdout.readline().strip(), "name": "a"}, places, seen)
+        assert len(seen) == 6
+        assert sender.stdout.readline() == "sent\n"
+        assert mappings() > before
+        sender.kill()
+    for _ in range(2000):
+        gc.collect()
+        if mappings() <= before:
+            break
+        time.sleep(0.01)
+    assert mappings() <= before
 
 
 # --- gloo ------------------------------------------------------------------------------------------------------------

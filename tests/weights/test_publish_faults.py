@@ -1,12 +1,17 @@
 """What is wrong with an engine's weights is caught before it serves them, and named."""
 
 import asyncio
+import threading
 
+import numpy as np
 import pytest
 import torch
 
 from gruppetto.errors import EngineError, UserError
-from gruppetto.weights.channels.base import Served
+from gruppetto.weights.buckets import plan_buckets
+from gruppetto.weights.channels.base import Served, Sink, SinkError
+from gruppetto.weights.channels.feed import Plain
+from gruppetto.weights.channels.transfer import transfer
 from gruppetto.weights.publish import PublishSettings, TwoPhase
 
 LAYER = "model.layers.0."
@@ -207,3 +212,86 @@ async def test_the_trainers_own_failure_is_not_an_engines():
     assert engine.log == []
     await publish.publish(1, tensors(1).items(), [engine])
     assert engine.log == [1]
+
+
+async def test_one_that_comes_back_alone_costs_the_others_no_full_version():
+    """It takes version 2 by itself; that the other one serves it already is remembered, and both take changes after."""
+    first, second = Bench("a"), Bench("b")
+    publish = TwoPhase(PublishSettings(mode="delta", deadline_s=60))
+    new = tensors(1)
+    await publish.publish(1, new.items(), [first])
+    new["model.norm.weight"] = new["model.norm.weight"] + 1
+    await publish.publish(2, new.items(), [first])
+    await publish.publish(2, new.items(), [second])
+    assert publish.last.kinds == {"b": "full"}
+    new["model.norm.weight"] = new["model.norm.weight"] + 1
+    await publish.publish(3, new.items(), [first, second])
+    assert publish.last.kinds == {"a": "delta", "b": "delta"}
+    assert (first.log, second.log) == ([1, 2, 3], [2, 3])
+
+
+# --- who is to blame -------------------------------------------------------------------------------------------------
+
+
+class End(Sink):
+    """A collective's sending end that knows who broke it: `culprit`, as long as it takes part."""
+
+    buffer_bytes = 1
+
+    def __init__(self, names, culprit):
+        self.names, self.culprit, self.left = names, culprit, threading.Event()
+
+    def address(self, engine):
+        return {}
+
+    def buffer(self, plan):
+        if self.culprit in self.names:
+            self.left.wait(20)  # the one that it breaks for has failed first
+            raise SinkError(f"{self.culprit} sent nothing", [self.culprit])
+        return np.empty(plan.num_bytes, np.uint8)
+
+    def filled(self, plan, end):
+        pass
+
+    def finish(self):
+        pass
+
+    def gone(self, engine):
+        self.left.set()
+
+    def close(self):
+        pass
+
+
+class Member:
+    """Answers what it is asked. In a broken collective a culprit hangs, and the others fail with it at once."""
+
+    def __init__(self, name, ends, culprit):
+        self.name, self.ends, self.culprit = name, ends, culprit
+
+    async def state(self):
+        return None
+
+    async def prepare(self, offer):
+        if self.name == self.culprit:
+            await asyncio.Event().wait()
+        if self.culprit in self.ends[-1].names:
+            raise EngineError(self.name, "the group is broken")
+        return {}
+
+
+@pytest.mark.parametrize("culprit", ["a", "b", "c"])
+async def test_in_a_collective_the_one_that_is_named_is_out_and_not_the_one_that_failed_first(culprit):
+    ends = []
+
+    def sink(plans, names):
+        ends.append(End(names, culprit))
+        return ends[-1]
+
+    source = Plain(tensors(1).items())
+    plans = plan_buckets(source.specs(), 4096)
+    ports = {name: Member(name, ends, culprit) for name in "abc"}
+    outcome = await transfer(ports, plans, source, sink, lambda address: None, 60.0, together=True)
+    assert list(outcome.failed) == [culprit]
+    assert sorted(outcome.acks) == sorted({"a", "b", "c"} - {culprit})
+    assert [sorted(end.names) for end in ends] == [["a", "b", "c"], sorted({"a", "b", "c"} - {culprit})]

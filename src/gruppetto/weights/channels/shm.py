@@ -44,7 +44,8 @@ class ShmMemory:
 
     def __init__(self) -> None:
         self.size = 0
-        self.fd = -1
+        self.fd = self.alive = -1
+        """`alive`: a pipe that ends when nobody can send over this memory any more."""
         self._end: weakref.finalize[..., ShmMemory] | None = None
         self.bytes: Bytes = np.empty(0, np.uint8)
 
@@ -59,7 +60,13 @@ class ShmMemory:
         os.ftruncate(self.fd, wanted)
         self.bytes = np.frombuffer(mmap.mmap(self.fd, wanted, flags=_MAP), np.uint8)
         self.size = wanted
-        self._end = weakref.finalize(self, os.close, self.fd)
+        self.alive, ours = os.pipe()
+        self._end = weakref.finalize(self, _close, self.fd, self.alive, ours)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 class ShmSink(Sink):
@@ -140,7 +147,7 @@ class ShmSink(Sink):
         peer.settimeout(self._deadline_s)
         try:
             name = _read(peer, peer.recv(1)[0]).decode()
-            socket.send_fds(peer, [b"m"], [self._memory.fd])
+            socket.send_fds(peer, [b"m"], [self._memory.fd, self._memory.alive])
         except (OSError, IndexError, EOFError, UnicodeDecodeError):
             peer.close()
             return
@@ -219,12 +226,13 @@ class ShmStream:
         try:
             self._peer.connect(str(address["path"]))
             self._peer.sendall(bytes([len(name)]) + name)
-            _, fds, _, _ = socket.recv_fds(self._peer, 1, 1)
+            _, fds, _, _ = socket.recv_fds(self._peer, 1, 2)
         except OSError as error:
             raise _lost(error) from None
-        if not fds:
+        if len(fds) != 2:
+            _close(*fds)
             raise _lost("it sent no memory")
-        return _mapped(fds[0])
+        return _mapped(*fds)
 
     def buckets(self) -> Iterator[tuple[BucketPlan, Bytes, Callable[[int], None] | None]]:
         for plan in self._plans:
@@ -261,8 +269,9 @@ _last: tuple[tuple[int, int], Bytes] | None = None
 """The mapping of the last publish, by device and inode: while it is mapped, no other memory has these."""
 
 
-def _mapped(fd: int) -> Bytes:
-    """The sender's memory. It sends the same one each time, and to map it anew costs a tenth of a publish."""
+def _mapped(fd: int, alive: int) -> Bytes:
+    """The sender's memory. It sends the same one each time, and to map it anew costs a tenth of a publish; it is let go
+    when `alive` ends, with the sender."""
     global _last
     try:
         found = os.fstat(fd)
@@ -271,9 +280,21 @@ def _mapped(fd: int) -> Bytes:
         if last is None or last[0] != key or len(last[1]) != found.st_size:
             raw = mmap.mmap(fd, found.st_size, flags=_MAP, prot=mmap.PROT_READ)
             _last = last = key, np.frombuffer(raw, np.uint8)
+            threading.Thread(target=_let_go, args=(os.dup(alive), key), name="weights-sender", daemon=True).start()
         return last[1]
     finally:
-        os.close(fd)
+        _close(fd, alive)
+
+
+def _let_go(alive: int, key: tuple[int, int]) -> None:
+    """Waits for the sender's end. While its memory is mapped here, no other has its key."""
+    global _last
+    try:
+        os.read(alive, 1)
+    finally:
+        os.close(alive)
+    if _last is not None and _last[0] == key:
+        _last = None
 
 
 def _lost(why: object) -> RunError:
