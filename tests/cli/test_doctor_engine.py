@@ -1,8 +1,10 @@
 """`gruppetto doctor --engine`: what a running server can do, tried."""
 
+import asyncio
 import json
 
 import pytest
+from engines.contract.scripted import Scripted
 
 from gruppetto.cli.main import main
 
@@ -53,6 +55,22 @@ def test_the_table_of_vllm(tiny_model, capsys, tmp_path, shared_vllm):
     rows = {row["capability"]: row for row in written["capabilities"]}
     assert {name for name, row in rows.items() if row["works"]} == set(table) - {"KV memory"}
     assert "not supported on CPU" in rows["KV memory"]["says"]
+
+
+@pytest.mark.parametrize("load", [False, True])
+async def test_a_paused_server_is_left_alone(tiny_model, capsys, load):
+    """A trainer may be in the middle of a publish to it."""
+    server = await Scripted(invalid=True).open()
+    server.mode = "abort"
+    more = ["--load", str(tiny_model)] if load else []
+    try:
+        assert await asyncio.to_thread(main, ["doctor", "--engine", server.url, *more]) == 2
+    finally:
+        await server.close()
+    said = capsys.readouterr().err
+    assert "is paused" in said
+    assert f"{server.url}/continue_generation" in said
+    assert not [path for path, body in server.log if path not in ("/model_info", "/ready")]
 
 
 def test_a_table_has_a_place(tmp_path, capsys):

@@ -51,7 +51,7 @@ async def _try(url: str, folder: Path, load: Path | None) -> Table:
     from gruppetto.engines.http.trial import CONTEXT, kind_of, trial
 
     kind = await kind_of(url, os.environ.get(KEY, ""))
-    settings = HttpSettings(slots=4, context=CONTEXT)
+    settings = HttpSettings(slots=4, context=CONTEXT, takes_over=False)
     engine = http_engine(kind, "trial", settings, Staging(folder, load or folder), url=url)
     try:
         await engine.start()

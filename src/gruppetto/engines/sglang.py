@@ -67,6 +67,7 @@ class SGLangWire(Wire):
     """One SGLang server."""
 
     kind = "sglang"
+    resume_route = "/continue_generation"
     _tracked = False
     _pause_mode = "abort"
 
@@ -231,7 +232,7 @@ class SGLangWire(Wire):
         return False
 
     async def resume(self) -> None:
-        await self._post("/continue_generation", {})
+        await self._post(self.resume_route, {})
 
     async def flush(self) -> bool:
         """Forgets cached prefixes; False when the server goes on refusing, which it does while anything runs."""

@@ -85,6 +85,7 @@ class VLLMWire(Wire):
     """One vLLM server."""
 
     kind = "vllm"
+    resume_route = "/resume"
     _abort_path = ABORTS[0]
     _tracked = False
     _capacity = 0
@@ -270,7 +271,7 @@ class VLLMWire(Wire):
         return found if isinstance(found, bool) else None
 
     async def resume(self) -> None:
-        await self._post("/resume", None)
+        await self._post(self.resume_route, None)
 
     async def load(self, folder: Path, label: str, mode: PauseMode) -> None:
         """From disk, by the workers' own `reload_weights`. The pause has reset the caches, unless rows keep their KV:

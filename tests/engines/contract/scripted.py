@@ -28,6 +28,8 @@ class Traps:
     flush_needs_empty_queue: bool = False
     """As releases before mid-2026: retracted requests count as waiting."""
     metrics: bool = True
+    invalid: bool = False
+    """Without valid weights: it goes on after an update only."""
     kv: int = 0
     """Its KV in tokens."""
     gauges: str = ""
@@ -286,6 +288,8 @@ class Scripted:
         return web.json_response({"status": "ok", "message": ""})
 
     async def go_on(self, request, body):
+        if self.traps.invalid:
+            return web.json_response({"error": {"message": "the weights are not valid"}}, status=409)
         self.mode = None
         return web.json_response({"status": "ok", "message": ""})
 
@@ -305,7 +309,7 @@ class Scripted:
         if body.get("flush_cache", True) and [item for item in self.items if item.running]:
             self.label = body["weight_version"]
             return web.json_response({"success": False, "message": "flush failed, weights changed"}, status=400)
-        self.label = body["weight_version"]
+        self.label, self.traps.invalid = body["weight_version"], False
         return web.json_response({"success": True, "message": "", "num_paused_requests": 0})
 
     async def release(self, request, body):

@@ -8,6 +8,7 @@ from engines.contract.scripted import next_id
 from engines.kit import ids_of, other_weights, publish, request, spawn, until
 
 from gruppetto.engines.base import EngineFinish
+from gruppetto.engines.http.engine import MENDED
 from gruppetto.errors import EngineError, UserError
 
 PROMPT = [10, 20, 30]
@@ -188,6 +189,16 @@ async def test_a_server_left_paused_is_taken_over(open_scripted, connect):
     server.mode = "abort"
     engine = await connect(server)
     assert (await engine.generate(request("a", PROMPT))).num_tokens == 8
+
+
+async def test_a_server_left_without_valid_weights_gets_the_models_under_a_label_of_its_own(open_scripted, connect):
+    """What the dead run called "3" is not what the model's folder has."""
+    server = await open_scripted(invalid=True)
+    server.mode, server.label = "abort", "3"
+    engine = await connect(server)
+    assert (await engine.generate(request("a", PROMPT))).num_tokens == 8
+    assert server.label == engine.facts.version == MENDED
+    assert len(sent(server, "/update_weights_from_disk")) == 1
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

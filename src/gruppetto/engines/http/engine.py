@@ -27,6 +27,8 @@ from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import Bucket
 
 _TAGS: tuple[MemoryTag, ...] = ("weights", "kv")
+MENDED = "the model's folder"
+"""Label of the weights that a server without valid ones is given, which no version of a run has."""
 _TRY_S = 0.2
 _END_S = 1.0
 """A connection breaks a little before its process is known to have ended."""
@@ -84,6 +86,7 @@ class HttpEngine(HttpRequests):
             async with asyncio.timeout(deadlines.start):
                 self.wire = await self._reach()
                 if await self.wire.paused():
+                    self._need_taking_over(self.wire)
                     await self._go_on(self.wire)  # left so by whoever had it before
                 self.facts = await self.wire.connect()
         except TimeoutError:
@@ -97,18 +100,31 @@ class HttpEngine(HttpRequests):
         await watch.hear()
         self._watching, self._watch = watch, asyncio.create_task(watch.run())
 
+    def _need_taking_over(self, wire: Wire) -> None:
+        if not self.settings.takes_over:
+            url = wire.client.url
+            raise UserError(
+                f"the server at {url} is paused: a run may be publishing to it; try again when that has ended, or, "
+                f"where nobody uses it, end the pause: curl -H 'Content-Type: application/json' -d '{{}}' {url}"
+                f"{wire.resume_route}"
+            )
+
     async def _go_on(self, wire: Wire) -> None:
         """Ends another's pause. One who died in the middle of an update left a server without memory or without valid
-        weights, which cannot go on with them: it is given the model's folder."""
+        weights, which cannot go on with them: it is given the model's folder, under a label of its own."""
         try:
             await wire.resume()
             return
         except Refused:
             await wire.pause("abort")
         for tag in _TAGS:
-            with contextlib.suppress(Refused):
+            try:
                 await wire.restore([tag])
-        await wire.load(self._staging.model, await wire.version(), "abort")
+            except (Lost, Unavailable):
+                raise
+            except EngineError:
+                pass  # it was not released: some answer that with a 500
+        await wire.load(self._staging.model, MENDED, "abort")
         await wire.resume()
 
     async def _reach(self) -> Wire:

@@ -35,6 +35,8 @@ class HttpSettings:
     context: int
     stream: bool = False
     keep_kv: bool = False
+    takes_over: bool = True
+    """A server that somebody left paused is gone on with; else it is refused, for whoever paused it may still live."""
     decode: Callable[[Sequence[int]], str] | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
 

@@ -112,6 +112,8 @@ class Wire(ABC):
     """One server's dialect."""
 
     kind: str
+    resume_route: str
+    """POST with an empty JSON object ends a pause."""
 
     def __init__(self, client: HttpClient, settings: WireSettings, deadlines: Deadlines) -> None:
         self.client, self.settings, self.deadlines = client, settings, deadlines
