@@ -11,7 +11,9 @@ from gruppetto.errors import RunError
 from gruppetto.record.base import NullRecorder
 from gruppetto.rng import stream
 from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.scheduler.policies.rounds import Continuous
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.engine import SimEngine
 from gruppetto.sim.stages import SimReward, SimSource
@@ -272,3 +274,21 @@ def test_park_all_brings_everything_home():
     assert loop.pool.num_running == 0
     assert fleet[0].stats().outstanding == 0
     assert all(r.tokens == 3 for r in loop.pool.rollouts.values() if r.parks and r.state == "parked")
+
+
+def test_prompts_that_are_all_put_off_are_run_as_a_long_batch():
+    """An endless source of which history calls every prompt long: putting off has an end at one instant too."""
+    policy = Composed(rounds=Continuous(1.0, 3))
+    loop, _ = make_loop(policy)
+    loop.memory.predicted_max = lambda task: 100.0
+    loop.pool.defer_above = 10.0
+
+    async def main():
+        batch = await asyncio.wait_for(loop.next_batch(), 1e6)
+        await loop.close()
+        return batch
+
+    batch = run_virtual(main())
+    assert len(batch) == 4
+    assert all(group.long for group in batch)
+    assert len(loop.pool.deferred) <= 4

@@ -75,10 +75,12 @@ class Carrier:
     # -- launch and start ---------------------------------------------------------------------------------------------
 
     def _launch(self, action: Launch) -> None:
-        wanted = action.groups
+        """Where all that comes is put off, the scheduling policy is asked again once it is a batch: one to run."""
+        wanted, pool = action.groups, self._loop.pool
         if action.long:
             wanted -= self._launch_deferred(wanted, action.extra)
-        while wanted > 0:
+        most = len(pool.deferred) + pool.batch_groups
+        while wanted > 0 and len(pool.deferred) < most:
             tasks = self._take(wanted)
             if not tasks:
                 return
