@@ -25,6 +25,7 @@ from gruppetto.errors import EngineError
 from gruppetto.publishing import Publisher
 from gruppetto.rng import stream
 from gruppetto.weights.channels.order import Order, Ordered
+from gruppetto.weights.channels.probe import Probe
 from gruppetto.weights.publish import PublishSettings, TwoPhase
 
 PUBLISHES = int(os.environ.get("GRUPPETTO_PUBLISHES", "20"))
@@ -47,6 +48,8 @@ class Fleet:
         self.seating = {name: SimpleNamespace(version=0) for name in self.engines}
         self.settings = SimpleNamespace(abort_s=30.0, stall_s=120.0)
         self.colocated, self.recover, self.updater = False, None, None
+        self.rollouts, self.calls = {}, SimpleNamespace(abort=list)
+        self.probe = None
         self.losses = self.pool = self
         self.kills = self.returns = self.lost = 0
         self.told, self.done, self.base = [], {}, dict.fromkeys(self.engines, 0)
@@ -58,12 +61,14 @@ class Fleet:
         if name in self.serving:
             self.serving.discard(name)
             self.lost += 1
+            self.probe.last.pop(name, None)
             assert self.recover(name)
 
     def back(self, name) -> None:
         self.serving.add(name)
         self.returns += 1
-        self.base[name] = self.engines[name]._account.tokens - 1  # the token that let it in was its own
+        own = self.probe.last[name].tokens + 1  # what let it in, its process has made
+        self.base[name] = self.engines[name]._account.tokens - own
 
     def given_up(self, name, why) -> None:
         raise AssertionError(f"{name} did not come back: {why}")
@@ -130,13 +135,20 @@ class Trainer:
 
     def __init__(self, path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        self.version, self.kept = 0, {0: self.copy()}
+        self.version, self.kept, self.asked = 0, {0: self.copy()}, 0
 
     def copy(self):
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def export(self):
         return self.model.state_dict().items()
+
+    async def token_logprobs(self, tokens, last):
+        """Of the newest version, as a probe asks for them."""
+        self.asked += 1
+        with torch.no_grad():
+            table = self.model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        return table.gather(1, torch.tensor(tokens[1:])[:, None])[-last:, 0].tolist()
 
     def step(self) -> None:
         self.version += 1
@@ -169,12 +181,13 @@ def channel(kind, mode, fleet, tmp_path):
     settings = PublishSettings(
         channel=kind, mode=mode, bucket_bytes=1 << 16, folder=tmp_path / "weights", deadline_s=30, verify_every=7
     )
-    return Ordered(TwoPhase(settings), Order(), fleet.tell)
+    return Ordered(TwoPhase(settings), Order(), fleet.tell, probe=fleet.probe, verify_every=7)
 
 
 @pytest.mark.timeout(120 + 12 * PUBLISHES)
 async def test_publishes_with_kills_mix_no_version_and_lose_no_request(small, fleet, tmp_path):
     rng, trainer, begin = stream(7, "kills"), Trainer(small), now()
+    fleet.probe = Probe([[5, 6, 7], [9, 8, 7, 6, 5]], trainer.token_logprobs, tokens=4, most_kl=1e-5)
     stages = SimpleNamespace(loop=fleet, engines=list(fleet.engines.values()), trainer=trainer, restarts=10**6)
     channels = [channel(kind, mode, fleet, tmp_path) for kind, mode in CHANNELS]
     stages.channel = channels[0]
@@ -197,6 +210,7 @@ async def test_publishes_with_kills_mix_no_version_and_lose_no_request(small, fl
     await same_counts(fleet)
     await publisher.close()
     line = booked(fleet, check(trainer, fleet))
+    probed(fleet)
     assert fleet.kills > PUBLISHES // 6
     print(f"\n{line}; {now() - begin:.0f} s")
 
@@ -238,6 +252,15 @@ def check(trainer, fleet):
         others.update(fits[~own].tolist())
     assert others[False] > 9 * others[True]  # another version's weights would have been seen
     return counts
+
+
+def probed(fleet) -> None:
+    """Every engine, and each time that one came back (`Fleet.back` has looked); none computed with other weights."""
+    probes = [fields for kind, fields in fleet.told if kind == "probe"]
+    right = Counter(fields["engine"] for fields in probes if "failed" not in fields)
+    assert not [fields for fields in probes if "mismatch_kl" in fields.get("failed", "")]
+    assert right.keys() == fleet.engines.keys()
+    assert sum(right.values()) >= fleet.returns + len(fleet.engines)
 
 
 def booked(fleet, counts) -> str:
