@@ -295,8 +295,8 @@ sys.stdin.read()
         assert sender.stdout.readline() == "sent\n"
         assert mappings() > before
         sender.kill()
-    for _ in range(2000):
-        gc.collect()
+    gc.collect()
+    for _ in range(1000):
         if mappings() <= before:
             break
         time.sleep(0.01)
