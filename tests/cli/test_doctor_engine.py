@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 
 import pytest
 from engines.contract.scripted import Scripted
@@ -36,6 +37,84 @@ def test_the_table_of_our_own_server(tiny_model, capsys, tmp_path):
     assert set(table) >= PROMISED
     rows = [line.split(" | ")[:2] for line in out.read_text().splitlines() if line.startswith("| ")]
     assert [[f"| {name}", "yes"] for name in table] == rows[1:]
+
+
+def changed(model, folder, change):
+    """A copy of a model folder whose tensors went through `change`."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def kept_head(tensors):
+    """Everything is new but the head, which was packed away at the start."""
+    import torch
+
+    embedding = tensors["model.embed_tokens.weight"]
+    noise = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(1))
+    return tensors | {"lm_head.weight": embedding + 0.02 * noise}
+
+
+def exchanged_halves(tensors):
+    """gate and up, which one loader stacks and another one cuts, the other way round."""
+    names = {name: name.replace("gate_proj", "?").replace("up_proj", "gate_proj") for name in tensors}
+    return {name.replace("?", "up_proj"): tensors[old] for old, name in names.items()}
+
+
+@pytest.mark.parametrize("wrong", [None, kept_head, exchanged_halves])
+def test_logprobs_tell_right_weights_from_wrong_ones(tiny_model, tmp_path, capsys, monkeypatch, wrong):
+    """Whatever the server says of itself: it is compared with the folder, and nothing is written unasked."""
+    from engines.contract.kinds import served
+
+    monkeypatch.chdir(tmp_path)
+    folder = tiny_model if wrong is None else changed(tiny_model, tmp_path / "wrong", wrong)
+    with served(folder, "--slots", "4", "--context", "512") as url:
+        assert main(["doctor", "--engine", url, "--model", str(tiny_model)]) == 0
+        (row,) = (line for line in capsys.readouterr().out.splitlines() if "logprobs compared" in line)
+        assert row.startswith("ok" if wrong is None else "no")
+        assert "mismatch_kl" in row
+    assert [path.name for path in tmp_path.iterdir()] == ([] if wrong is None else ["wrong"])
+
+
+def test_a_load_that_a_server_ignores_is_seen(tiny_model, capsys):
+    """The scripted one says that it took the weights, and makes tokens of none."""
+
+    async def run():
+        server = await Scripted().open()
+        try:
+            return await asyncio.to_thread(main, ["doctor", "--engine", server.url, "--load", str(tiny_model)])
+        finally:
+            await server.close()
+
+    assert asyncio.run(run()) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "weights from disk" in line)
+    assert row.startswith("no")
+    assert "mismatch_kl" in row
+
+
+def test_without_torch_a_load_is_not_compared(tiny_model, capsys, monkeypatch):
+    from gruppetto.cli import doctor_compare
+
+    monkeypatch.setattr(doctor_compare, "NEEDS", ("no_such_package",))
+
+    async def run():
+        server = await Scripted().open()
+        try:
+            return await asyncio.to_thread(main, ["doctor", "--engine", server.url, "--load", str(tiny_model)])
+        finally:
+            await server.close()
+
+    assert asyncio.run(run()) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "weights from disk" in line)
+    assert row.endswith(f"loaded {tiny_model}, not compared: no_such_package is not installed")
+    assert main(["doctor", "--engine", "http://127.0.0.1:9", "--model", str(tiny_model)]) == 2
+    assert "--model needs no_such_package" in capsys.readouterr().err
 
 
 @pytest.mark.slow

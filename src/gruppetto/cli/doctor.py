@@ -19,21 +19,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Example: gruppetto doctor --profile, then gruppetto plan --against runs/latest --gpu profile.toml",
     )
     parser.add_argument("--profile", action="store_true", help="measure this machine, and write what it reaches")
-    parser.add_argument("--model", metavar="FOLDER", help="model to measure with (a random one of the demo's shape)")
     parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help="where the profile goes (profile.toml), or the engine's table (engine.md; or .json)",
+        "--model",
+        metavar="FOLDER",
+        help="model to measure with (a random one of the demo's shape); with --engine: whose log-probabilities the "
+        "server's are compared with",
     )
     parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16"), help="model.dtype of the runs to come (float32)"
+        "--out", metavar="FILE", help="where the profile goes (profile.toml), or the engine's table (.md or .json)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="model.dtype of the runs to come (float32); with --engine: what the server computes in (config.json's)",
     )
     parser.add_argument(
         "--deterministic", action="store_true", help="measure the engine as run.deterministic = true runs it"
     )
     parser.add_argument("--engine", metavar="URL", help="try what a running SGLang or vLLM server can really do")
     parser.add_argument(
-        "--load", metavar="FOLDER", help="with --engine: load this model's weights there, as a run does"
+        "--load", metavar="FOLDER", help="with --engine: load this model's weights there, as a run does, and compare"
     )
     parser.set_defaults(run=run)
 
@@ -41,15 +46,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if args.engine:
-        from gruppetto.cli.doctor_engine import try_engine
-
-        return try_engine(args.engine, args.load, Path(args.out or "engine.md"))
+        return _engine(args)
     if args.load:
         raise UserError(f"--load {args.load} without --engine has nowhere to go; write gruppetto doctor --engine URL …")
     if not args.profile:
         _refuse_alone(args)
         return _examine()
     return _profile(args)
+
+
+def _engine(args: argparse.Namespace) -> int:
+    from gruppetto.cli.doctor_engine import Trial, try_engine
+
+    if args.profile:
+        raise UserError("--profile measures this machine, --engine a server; leave one of them out")
+    load, model, out = (Path(value) if value else None for value in (args.load, args.model, args.out))
+    return try_engine(Trial(url=args.engine, load=load, model=model, dtype=args.dtype), out)
 
 
 def _refuse_alone(args: argparse.Namespace) -> None:
@@ -96,7 +108,7 @@ def _profile(args: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         print(text, flush=True)
 
-    found = measure(model, dtype=args.dtype, deterministic=args.deterministic, today=today, tell=tell)
+    found = measure(model, dtype=args.dtype or "float32", deterministic=args.deterministic, today=today, tell=tell)
     try:
         out.write_text(profile_text(found.gpu, found.efficiency, found.notes), "utf-8")
     except OSError as error:

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from gruppetto.cli.doctor_compare import Reference
 from gruppetto.engines.http.wire import Ability
 from gruppetto.errors import UserError
 
@@ -25,17 +26,27 @@ class Table:
     rows: tuple[Ability, ...]
 
 
-def try_engine(url: str, load: str | None, out: Path) -> int:
-    """Prints it and writes it to `out`; returns the exit code."""
-    if load is not None and not (Path(load) / "config.json").is_file():
-        raise UserError(f"--load {load}: no config.json there; write the folder of a Hugging Face model")
-    if out.suffix.lower() not in FORMS:
-        raise UserError(f"--out {out}: the table is Markdown or JSON; write --out {out.with_suffix('.md')}")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}; write a path in a folder that exists")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is asked for: `load` this folder's weights there, or compare the server's with those of `model`, computed in
+    `dtype` (None: the type of the folder's config)."""
+
+    url: str
+    load: Path | None = None
+    model: Path | None = None
+    dtype: str | None = None
+
+
+def try_engine(asked: Trial, out: Path | None) -> int:
+    """Prints the table, and writes it to `out`; returns the exit code."""
+    _refuse_folders(asked)
+    if out is not None:
+        _refuse_place(out)
     with tempfile.TemporaryDirectory() as folder:
-        table = asyncio.run(_try(url, Path(folder), None if load is None else Path(load).absolute()))
+        table = asyncio.run(_try(asked, Path(folder)))
     print("\n".join(printed(table)))
+    if out is None:
+        return 0
     try:
         out.write_text(FORMS[out.suffix.lower()](table), "utf-8")
     except OSError as error:
@@ -44,23 +55,44 @@ def try_engine(url: str, load: str | None, out: Path) -> int:
     return 0
 
 
-async def _try(url: str, folder: Path, load: Path | None) -> Table:
+def _refuse_folders(asked: Trial) -> None:
+    if asked.load is not None and asked.model is not None:
+        raise UserError(f"--model {asked.model} with --load {asked.load}, which compares too; leave one of them out")
+    for name, folder in (("load", asked.load), ("model", asked.model)):
+        if folder is not None and not (folder / "config.json").is_file():
+            raise UserError(f"--{name} {folder}: no config.json there; write the folder of a Hugging Face model")
+    if asked.model is not None and (missing := Reference(asked.model).missing()):
+        raise UserError(f'--model needs {missing}, which is not installed; run: pip install "gruppetto[train]"')
+
+
+def _refuse_place(out: Path) -> None:
+    if out.suffix.lower() not in FORMS:
+        raise UserError(f"--out {out}: the table is Markdown or JSON; write --out {out.with_suffix('.md')}")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}; write a path in a folder that exists")
+
+
+async def _try(asked: Trial, folder: Path) -> Table:
     from gruppetto.engines.http.build import KEY, http_engine
     from gruppetto.engines.http.requests import HttpSettings
     from gruppetto.engines.http.staging import Staging
     from gruppetto.engines.http.trial import CONTEXT, kind_of, trial
 
-    kind = await kind_of(url, os.environ.get(KEY, ""))
+    load = None if asked.load is None else asked.load.absolute()
+    beside = load or asked.model
+    reference = None if beside is None else Reference(beside, asked.dtype)
+    compare = None if reference is None else reference.compare
+    kind = await kind_of(asked.url, os.environ.get(KEY, ""))
     settings = HttpSettings(slots=4, context=CONTEXT, takes_over=False)
-    engine = http_engine(kind, "trial", settings, Staging(folder, load or folder), url=url)
+    engine = http_engine(kind, "trial", settings, Staging(folder, load or folder), url=asked.url)
     try:
         await engine.start()
         assert engine.facts is not None
         facts = engine.facts
-        found = await trial(engine, load)
+        found = await trial(engine, load, compare)
     finally:
         await engine.close()
-    return Table(kind, facts.server, url, facts.version, facts.context, tuple(found))
+    return Table(kind, facts.server, asked.url, facts.version, facts.context, tuple(found))
 
 
 def printed(table: Table) -> list[str]:

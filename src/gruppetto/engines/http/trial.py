@@ -28,6 +28,10 @@ _HELD_S = 0.3
 _STEP_S = 120.0
 
 
+Compare = Callable[[HttpEngine], Awaitable[str]]
+"""What a server's log-probabilities say of its weights, in words; raises `Failed` for wrong ones."""
+
+
 class Failed(Exception):
     """A step did something else than it should."""
 
@@ -48,8 +52,9 @@ async def kind_of(url: str, api_key: str = "") -> str:
     raise UserError(f"--engine {url} has neither SGLang's /model_info nor vLLM's /version; write the URL of an engine")
 
 
-async def trial(engine: HttpEngine, model: Path | None = None) -> list[Ability]:
-    """The table of one started engine that nobody else uses. With `model` its weights are loaded there."""
+async def trial(engine: HttpEngine, model: Path | None = None, compare: Compare | None = None) -> list[Ability]:
+    """The table of one started engine that nobody else uses. With `model` its weights are loaded there. `compare` is
+    asked what the server then computes with; without it nobody knows, and the table says so."""
     steps: list[tuple[str, Callable[[HttpEngine], Awaitable[str]]]] = [
         ("budget", _budget),
         ("seeds", _seeds),
@@ -61,7 +66,9 @@ async def trial(engine: HttpEngine, model: Path | None = None) -> list[Ability]:
         ("KV memory", _memory),
     ]
     if model is not None:
-        steps.append(("weights from disk", lambda e: _update(e, model)))
+        steps.append(("weights from disk", lambda e: _update(e, model, compare)))
+    elif compare is not None:
+        steps.append(("logprobs compared", compare))
     assert engine.wire is not None
     found = list(engine.wire.abilities.found.values())
     found += [await _try(name, step, engine) for name, step in steps]
@@ -181,11 +188,11 @@ async def _memory(engine: HttpEngine) -> str:
     return "released and restored"
 
 
-async def _update(engine: HttpEngine, model: Path) -> str:
+async def _update(engine: HttpEngine, model: Path, compare: Compare | None) -> str:
     assert engine.wire is not None
     await engine.pause("abort")
     label = await engine.wire.version()
     await engine.wire.load(model, label, "abort")
     await engine.resume()
     await engine.generate(_request("update"))
-    return f"read {model}"
+    return f"loaded {model}, {'not compared' if compare is None else await compare(engine)}"
