@@ -196,6 +196,24 @@ def test_the_forecast_stands_before_the_simulations_begin(capsys, monkeypatch):
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("looking", [True, False])
+def test_cycles_are_collected_as_they_were_before(capsys, monkeypatch, looking):
+    """In the simulations too: a caller that has it off wants it off."""
+    seen = []
+
+    def simulated(found, workload):
+        seen.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr("gruppetto.cli.plan_simulated.simulated", simulated)
+    (gc.enable if looking else gc.disable)()
+    try:
+        planned(capsys, *SMALL, "--simulate")
+        assert [*seen, gc.isenabled()] == [looking, looking]
+    finally:
+        gc.enable()
+
+
 def test_a_terminal_sees_the_steps(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with steps_shown("sync", tmp_path, 4):

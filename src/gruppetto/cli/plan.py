@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,18 +155,25 @@ def _output(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Its many small objects go by their counts: to look for cycles among them as they come takes a
     seventh of a plan's time, so nobody does."""
+    with _uncollected() as collecting:
+        return _run(args, collecting)
+
+
+@contextmanager
+def _uncollected() -> Iterator[Callable[[], None]]:
+    """No collection of cycles inside, until what it gives is called; after it all is as it was before."""
     import gc
 
     looking = gc.isenabled()
+    again = gc.enable if looking else gc.disable
     gc.disable()
     try:
-        return _run(args)
+        yield again
     finally:
-        if looking:
-            gc.enable()
+        again()
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, collecting: Callable[[], None]) -> int:
     from gruppetto.cli.plan_numbers import check_together, read_numbers
 
     read_numbers(args)
@@ -197,6 +206,7 @@ def _run(args: argparse.Namespace) -> int:
 
         show(found, why=args.why)
     if args.simulate:
+        collecting()
         found = _simulated(found, given.name, quiet)
     if args.json or args.html:
         _write_data(found, args)
@@ -211,12 +221,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _simulated(found: Plan, workload: str, quiet: bool) -> Plan:
     """With what the simulator makes of it, after the forecast: simulations take a while."""
-    import gc
-
     from gruppetto.cli.plan_simulated import simulated
 
     sys.stdout.flush()
-    gc.enable()
     found = replace(found, simulated_s=simulated(found, workload))
     if not quiet:
         from gruppetto.cli.plan_text import show_simulated
