@@ -208,6 +208,18 @@ async def test_one_failed_call_fences_until_the_engine_is_readmitted_with_a_whol
     assert set(publish.last.kinds.values()) == {mode}  # nobody's changes were forgotten over it
 
 
+@pytest.mark.parametrize("mode", ["full", "delta"])
+async def test_an_engine_that_was_lost_for_another_reason_gets_a_whole_version_too(mode):
+    """Nobody knows what became of its weights meanwhile; it says that it has them."""
+    engine, other = Bench("a"), Bench("b")
+    publish = TwoPhase(PublishSettings(mode=mode, deadline_s=60, verify_every=0))
+    await publish.publish(1, tensors(1).items(), [engine, other])
+    publish.readmit("a")
+    await publish.publish(1, tensors(1).items(), [engine, other])
+    assert (publish.last.kinds, publish.last.audited) == ({"a": "full", "b": "had it"}, True)
+    assert (engine.log, other.log) == ([1, 1], [1])
+
+
 async def _reset():
     raise EngineError("a", "connection reset")
 
