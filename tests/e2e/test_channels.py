@@ -11,6 +11,7 @@ from engines.serve.conftest import serving
 from e2e.conftest import events_of, metrics_of, rollouts_of
 from e2e.test_servers import ASYNC, conserved, weights_fit
 from gruppetto.errors import EngineError, UserError
+from gruppetto.weights.channels.port import RemotePort, Unreachable
 from gruppetto.weights.channels.reach import Reach
 
 SAME = ("reward/mean", "loss/policy", "optim/grad_norm", "rollout/tokens/mean")
@@ -138,6 +139,34 @@ def test_a_server_left_without_weights_in_mid_update_is_mended_by_the_next_run(t
     assert asyncio.run(post(served, "/continue_generation")) == 400
     code, folder = train(*on(served), f'model.dtype="{dtype}"', "run.steps=1")
     assert code == 0
+    conserved(folder)
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+@pytest.mark.parametrize("dtype", ["float32"], indirect=True)
+@pytest.mark.parametrize("call", ["state", "commit"])
+def test_a_server_at_a_url_comes_back_after_one_failed_call(train, served, dtype, mode, call, monkeypatch):
+    """Its process is the one that it was: nobody here can start it anew."""
+    answered, calls = getattr(RemotePort, call), []
+
+    async def once_lost(port, *args):
+        calls.append(call)
+        if len(calls) == 4:
+            raise Unreachable(port.name, "connection reset by peer")
+        return await answered(port, *args)
+
+    monkeypatch.setattr(RemotePort, call, once_lost)
+    code, folder = train(*on(served, *ASYNC, f'weights.mode="{mode}"', "weights.verify_every=0"))
+    assert code == 0
+    events = [event for event in events_of(folder) if event["kind"] in ("error", "published", "probe", "engine_back")]
+    (lost,) = [at for at, event in enumerate(events) if event["kind"] == "error"]
+    assert "connection reset by peer" in events[lost]["reason"]
+    came, probed, back = events[lost + 1 : lost + 4]
+    assert (came["kind"], came["kinds"], came["failed"]) == ("published", {"sglang-0": "full"}, [])
+    assert (probed["kind"], back["kind"]) == ("probe", "engine_back")
+    assert came["version"] == probed["version"] == back["version"]
+    assert probed["mismatch_kl"] < 1e-6
+    assert [event["version"] for event in events if event["kind"] == "published"][-1] == 4
     conserved(folder)
 
 
