@@ -1,5 +1,6 @@
 """`gruppetto train` over several `gruppetto serve` processes of which one dies, drains, comes back or is slow."""
 
+import asyncio
 import itertools
 import os
 import signal
@@ -10,10 +11,13 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
+from functools import partial
 
 import pytest
 
 from e2e.conftest import REWARD, events_of, metrics_of, rollouts_of
+from gruppetto.engines.http.watching import Watch
+from gruppetto.routing.rules import Rules
 from gruppetto.scheduler import tending
 
 PATIENCE_S = 100
@@ -46,7 +50,7 @@ class Served:
         command = [sys.executable, "-m", "gruppetto", "serve", self.model, "--port", str(self.port)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--slots", "4", "--context", "96", "--drain", "2"],
+                [*command, "--slots", "4", "--context", "256", "--drain", "2"],
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -177,19 +181,63 @@ def test_a_server_that_ends_and_is_started_again(train, servers, beside, run_fil
     assert any(event["kind"] == "start" and event["engine"] == "sglang-1" for event in events[back:])
 
 
+def throttle(server, done):
+    """It runs for a twentieth of the time."""
+    end = time.monotonic() + PATIENCE_S
+    while not done() and time.monotonic() < end:
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.114)
+        server.process.send_signal(signal.SIGCONT)
+        time.sleep(0.006)
+
+
+def test_a_server_that_stays_slow_is_lost_and_comes_back(train, servers, beside, monkeypatch, run_file, tmp_path):
+    """What runs there goes on elsewhere from its tokens; it is let in again once it is as fast as before. Longer ones
+    than a look takes, more of them than there are slots."""
+    monkeypatch.setattr(tending, "LOOK_S", 0.3)
+    monkeypatch.setattr(Watch, "_next", lambda self: asyncio.sleep(0.1))
+    monkeypatch.setattr(tending, "Rules", partial(Rules, slow=1e9))  # else it may run empty before it is lost
+    gate, folder = tmp_path / "gate", tmp_path / "runs" / "run"
+    (tmp_path / "reward.py").write_text(HELD_REWARD.format(gate=str(gate)))
+
+    def meanwhile():
+        until(lambda: happened(folder, "publish_end", 1))
+        throttle(servers[1], lambda: happened(folder, "error", engine="sglang-1"))
+        gate.touch()
+        try:
+            until(lambda: happened(folder, "engine_back", engine="sglang-1"))
+        finally:
+            gate.unlink()
+
+    beside(meanwhile)
+    long = ("rollout.max_tokens=240", "engine.context=256", "rollout.prompts_per_step=12")
+    code, folder = train(*served(servers), *long, "run.steps=12", 'run.name="run"')
+    assert code == 0
+    events = events_of(folder)
+    each_ran_once_at_a_time(events)
+    nothing_was_lost(folder)
+    lost = next(i for i, event in enumerate(events) if event["kind"] == "error")
+    back = next(i for i, event in enumerate(events) if event["kind"] == "engine_back")
+    assert events[lost]["engine"] == events[back]["engine"] == "sglang-1"
+    assert events[lost]["reason"].endswith("times slower than the others")
+    assert not any(event["kind"] == "start" and event["engine"] == "sglang-1" for event in events[lost:back])
+    assert any(event["kind"] == "start" and event["engine"] == "sglang-1" for event in events[back:])
+    there = [event for event in events[lost:back] if event["kind"] == "stop" and event["engine"] == "sglang-1"]
+    assert there
+    parked = {event["rollout"]: event["tokens"] for event in there if event["reason"] == "abort"}
+    assert any(parked.values())
+    again = [event for event in events[lost:] if event["kind"] == "start" and event["rollout"] in parked]
+    assert {event["rollout"]: event["tokens"] for event in reversed(again)} == parked
+
+
 def test_a_slow_server_is_noticed_and_gets_nothing_new(train, servers, beside, monkeypatch, tmp_path):
     monkeypatch.setattr(tending, "LOOK_S", 0.5)
+    monkeypatch.setattr(tending, "Rules", partial(Rules, lost=1e9))
     folder, done = tmp_path / "runs" / "run", threading.Event()
 
     def meanwhile():
-        """It runs for a tenth of the time."""
         until(lambda: happened(folder, "publish_end", 1))
-        end = time.monotonic() + PATIENCE_S
-        while not done.is_set() and time.monotonic() < end:
-            servers[1].process.send_signal(signal.SIGSTOP)
-            done.wait(0.45)
-            servers[1].process.send_signal(signal.SIGCONT)
-            done.wait(0.05)
+        throttle(servers[1], done.is_set)
 
     beside(meanwhile)
     try:

@@ -30,6 +30,7 @@ FLUSHES = 6
 _FIRST_PAUSE_S = 0.05
 _METRICS = {
     "sglang:realtime_tokens_total": "generated",  # generation_tokens_total moves when requests end
+    'sglang:realtime_tokens_total{mode="decode"}': "decoded",
     "sglang:prompt_tokens_total": "prefilled",
     "sglang:cached_tokens_total": "cached",
     "sglang:num_running_reqs": "running",
@@ -147,15 +148,24 @@ class SGLangWire(Wire):
         return self._made(self._decoded(raw))
 
     async def stream(self, rid: str, request: GenerateRequest, label: str) -> AsyncGenerator[Made]:
+        """Chunks hold everything so far (their ids are as many as were made), or what is new: then all yields share two
+        lists that grow, and a chunk costs its own tokens."""
         body = self._body(rid, request, label) | {"stream": True}
-        so_far: _Answer | None = None
+        ids: list[int] = []
+        logprobs: list[float] = []
         async for value in self.client.stream("/generate", body, within_s=self.deadlines.generate):
             try:
                 new = msgspec.convert(value, _Answer)
             except msgspec.ValidationError as error:
                 raise EngineError(self.client.engine, f"a chunk of /generate is not SGLang's: {error}") from None
-            so_far = _joined(so_far, new)
-            yield self._made(so_far)
+            made = self._made(new)
+            if new.meta_info.completion_tokens == len(new.output_ids):  # all that was made, as by default
+                ids, logprobs = list(made.ids), list(made.logprobs)
+            else:
+                ids += made.ids
+                logprobs += made.logprobs
+            made.ids, made.logprobs = ids, logprobs
+            yield made
 
     def _decoded(self, raw: bytes) -> _Answer:
         try:
@@ -296,18 +306,6 @@ def _matched(reason: dict[str, Any] | None) -> int | str | None:
     if isinstance(found, list):
         found = found[-1] if found else None
     return found if isinstance(found, int | str) else None
-
-
-def _joined(before: _Answer | None, new: _Answer) -> _Answer:
-    """Chunks hold everything so far (their ids are as many as were made), or only what is new."""
-    if before is None or new.meta_info.completion_tokens == len(new.output_ids):
-        return new
-    new.output_ids = before.output_ids + new.output_ids
-    new.meta_info.output_token_logprobs = [
-        *(before.meta_info.output_token_logprobs or ()),
-        *(new.meta_info.output_token_logprobs or ()),
-    ]
-    return new
 
 
 def _total(loads: Sequence[Any], key: str) -> int | None:

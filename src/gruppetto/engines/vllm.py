@@ -194,7 +194,7 @@ class VLLMWire(Wire):
         text = raw.decode("utf-8", "replace")
         found = parse_metrics(text, _METRICS)
         counts = {name: whole(found, name) for name in _METRICS.values()}
-        return Told(**counts, kv_tokens=self._in_use(text))
+        return Told(**counts, decoded=counts["generated"], kv_tokens=self._in_use(text))
 
     def _in_use(self, metrics: str) -> int | None:
         """Tokens of KV in use, as of the fullest data-parallel rank; None where it is not told."""

@@ -13,6 +13,7 @@ from engines.kit import other_weights, request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gruppetto.clock import run_virtual
 from gruppetto.engines.base import EngineFinish
 from gruppetto.engines.http.account import Account
 from gruppetto.engines.http.answers import result_of
@@ -154,6 +155,44 @@ def test_the_account_loses_no_token(moves):
     assert booked <= told
     assert booked >= told - sum(range(1, 9)) - 8  # what is less than a step is owed
     assert all(1 <= rows <= 8 for rows in account.batch_steps)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 80)), max_size=30))
+def test_what_a_server_tells_before_its_answers_is_booked_once(moves):
+    """Steps when they are told, tokens when an answer brings them; what is told while nothing is open is for others."""
+    account, decoded, ours, answered = Account(slots=1), 0, 0, 0
+    account.heard(0)
+    for live, tells, brings in moves:
+        brings = min(brings, ours - answered) if live else ours - answered  # all of them, before nothing is open
+        account.made(brings)
+        answered += brings
+        account.rows(int(live))
+        decoded += tells
+        ours += tells * live
+        account.heard(decoded)
+        assert (account.tokens, account.steps) == (answered, ours)
+
+
+def test_a_server_that_tells_is_timed_before_anything_ends():
+    async def main():
+        account = Account(slots=4)
+        account.heard(1000)
+        account.rows(2)
+        await asyncio.sleep(5.0)
+        account.heard(1100)
+        seen = dict(account.batch_steps), dict(account.batch_s), account.tokens
+        account.heard(None)
+        account.heard(7)  # it was started anew
+        account.made(100)
+        return seen, account.steps, account.tokens
+
+    assert run_virtual(main()) == (({2: 50}, {2: 5.0}, 0), 50, 100)
+
+
+def test_a_metric_with_a_label_is_only_for_it():
+    text = 'a{mode="prefill",x="1"} 2\na{x="1",mode="decode"} 3\nb{x="1"} 4\n'
+    names = {"a": "all", 'a{mode="decode"}': "one", 'b{mode="decode"}': "other"}
+    assert parse_metrics(text, names) == {"all": 5.0, "one": 3.0, "other": 4.0}
 
 
 def test_metrics_are_summed_over_labels():

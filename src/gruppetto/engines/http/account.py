@@ -2,8 +2,9 @@
 
 A server does not say how many rows each decode step had. Seen from here are the requests that are open (at most `slots`
 of them decode) and, from the server's metrics or from the answers, tokens. Tokens made between two looks are spread
-over the time with requests in proportion to rows x seconds, one token a row and step. Prefill cannot be told apart: its
-seconds are in the decode seconds. Promise: counters never fall, and their tokens are exactly those told.
+over the time with requests in proportion to rows x seconds, one token a row and step. Where a server tells what it has
+decoded, steps are booked when it does, else when answers come. Prefill cannot be told apart: its seconds are in those
+of decoding. Promise: counters never fall, and their tokens are exactly those of the answers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ class Told:
     """A server's own counters and gauges; None where it does not tell. Tokens since its start."""
 
     generated: int | None = None
+    """Grows while the server gets on, prefill included where it tells that too."""
+    decoded: int | None = None
+    """Sampled tokens alone, while they are made."""
     prefilled: int | None = None
     cached: int | None = None
     running: int | None = None
@@ -35,6 +39,9 @@ class Account:
         self._open: dict[int, float] = {}
         """Seconds by rows that no tokens have been spread over yet."""
         self._owed: dict[int, float] = {}
+        self._decoded: int | None = None
+        self._ahead = 0
+        """Tokens whose steps are booked and that no answer has brought yet."""
         self.batch_s: dict[int, float] = {}
         self.batch_steps: dict[int, int] = {}
         self.tokens = 0
@@ -52,7 +59,27 @@ class Account:
         self._rows, self._paused = min(live, self._slots), paused
 
     def made(self, tokens: int) -> None:
-        """So many tokens were made since the last call."""
+        """An answer has brought so many tokens."""
+        self.tokens += tokens
+        booked = min(tokens, self._ahead)
+        self._ahead -= booked
+        if tokens > booked or not tokens:
+            self._book(tokens - booked)
+
+    def heard(self, decoded: int | None) -> None:
+        """What the server says that it has decoded since its start; it also decodes for others, and what it makes for
+        requests that nobody waits for any more."""
+        before, self._decoded = self._decoded, decoded
+        if decoded is None or before is None or decoded < before:
+            return
+        if not self._rows:
+            self._ahead = 0
+        elif decoded > before and not self._paused:
+            self._ahead += decoded - before
+            self._book(decoded - before)
+
+    def _book(self, tokens: int) -> None:
+        """Their steps and seconds."""
         self.rows(self._rows, paused=self._paused)
         weight = sum(rows * seconds for rows, seconds in self._open.items())
         if not tokens or weight <= 0:
@@ -62,7 +89,6 @@ class Account:
                 self.batch_s[rows] = self.batch_s.get(rows, 0.0) + seconds
                 self._owed[rows] = self._owed.get(rows, 0.0) + tokens * seconds / weight
             self._open.clear()
-        self.tokens += tokens
         for rows, owed in self._owed.items():
             whole = int(owed)
             self.batch_steps[rows] = self.batch_steps.get(rows, 0) + whole

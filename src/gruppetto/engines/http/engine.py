@@ -96,7 +96,7 @@ class HttpEngine(HttpRequests):
             await self._let_go()
             raise
         self._know(self.facts)
-        watch = Watch(self.wire, self._process, self.settings.deadlines, self._busy, self._die)
+        watch = Watch(self.wire, self._process, self.settings.deadlines, self._busy, self._die, self._heard)
         await watch.hear()
         self._watching, self._watch = watch, asyncio.create_task(watch.run())
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, GenerateResult, PauseMode
-from gruppetto.engines.http.account import Account
+from gruppetto.engines.http.account import Account, Told
 from gruppetto.engines.http.answers import check, result_of, within
 from gruppetto.engines.http.calls import Call, Calls
 from gruppetto.engines.http.errors import Lost, Refused, Unavailable
@@ -156,6 +156,9 @@ class HttpRequests(Engine):
 
     def _busy(self) -> bool:
         return bool(self._calls.sent) and self._paused is None
+
+    def _heard(self, told: Told) -> None:
+        self._account.heard(told.decoded)
 
     def _note_rows(self) -> None:
         self._account.rows(len(self._calls.sent), paused=self._paused is not None)

@@ -20,7 +20,7 @@ MISSED = 3
 
 
 class Watch:
-    """`busy` says whether tokens are to be expected; `died` is told why there are none any more."""
+    """`busy` says whether tokens are to be expected; `heard` is told what the server says, `died` why it is lost."""
 
     def __init__(
         self,
@@ -29,15 +29,17 @@ class Watch:
         deadlines: Deadlines,
         busy: Callable[[], bool],
         died: Callable[[EngineError], None],
+        heard: Callable[[Told], None] = lambda told: None,
     ) -> None:
         self._wire, self._process, self._deadlines = wire, process, deadlines
-        self._busy, self._died = busy, died
+        self._busy, self._died, self._heard = busy, died, heard
         self.told = Told()
         self._progress = (-1, now())
 
     async def hear(self) -> None:
         """Asks once."""
         self.told = await self._wire.told()
+        self._heard(self.told)
 
     async def run(self) -> None:
         """Until there is a death to tell."""

@@ -179,24 +179,30 @@ class Wire(ABC):
 
 
 def parse_metrics(text: str, names: dict[str, str]) -> dict[str, float]:
-    """Sums of Prometheus samples, all labels together, by our name for each: `names` maps theirs to ours."""
+    """Sums of Prometheus samples, all labels together, by our name for each: `names` maps theirs to ours. A name with a
+    label, `tokens{mode="decode"}`, is for the samples that have no other value of it."""
     found: dict[str, float] = {}
-    for name, value in _lines(text):
-        if (ours := names.get(name)) is not None:
-            found[ours] = found.get(ours, 0.0) + float(value)
+    wanted = [(*theirs.rstrip("}").partition("{")[::2], ours) for theirs, ours in names.items()]
+    for name, labels, value in _lines(text):
+        for theirs, label, ours in wanted:
+            key = label.partition("=")[0] + "="
+            if name == theirs and (not label or label in labels or key not in labels):
+                found[ours] = found.get(ours, 0.0) + float(value)
     return found
 
 
 def samples(text: str, name: str) -> list[float]:
     """All Prometheus samples of one name, whatever their labels."""
-    return [float(value) for found, value in _lines(text) if found == name]
+    return [float(value) for found, _, value in _lines(text) if found == name]
 
 
-def _lines(text: str) -> Iterator[tuple[str, str]]:
+def _lines(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, labels, value."""
     for line in text.splitlines():
         if not line.startswith("#"):
             head, _, value = line.rpartition(" ")
-            yield head.partition("{")[0].strip(), value
+            name, _, labels = head.partition("{")
+            yield name.strip(), labels, value
 
 
 def whole(found: dict[str, float], name: str) -> int | None:
