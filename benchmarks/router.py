@@ -7,6 +7,7 @@ best of them is the one compared with.
 
     python benchmarks/router.py [--only rate,library,tail,ample,streams] [--rounds 3] [--json FILE]
                                 [--sglang-python PYTHON] [--policies cache_aware,manual] [--first-seed 0]
+                                [--streams 8192]
 
 PYTHON is one that has sglang-router; without it, it is installed into a temporary environment.
 
@@ -18,6 +19,7 @@ PYTHON is one that has sglang-router; without it, it is installed into a tempora
     multi_turn_tail.makespan_ratio   ours over their best policy's, KV scarce; bar 0.9
     multi_turn_ample.makespan_ratio  the same where every context fits
     streams_8192.rss_bytes     most memory of our router with 8,192 streams open at once; bar 1e9
+    streams_8192.bytes_per_stream    what of it each stream adds; with fewer streams the names say how many
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -176,14 +179,14 @@ def measure_tail(python: str, seeds: Sequence[int], policies: Sequence[str], siz
     }
 
 
-def measure_streams(count: int = 8192) -> Figures:
+def measure_streams(count: int) -> Figures:
     """Memory of our router with so many streams open, each of which has had its first event."""
     with engines(2, "stream", Sizes(slots=count)) as behind, ours(behind) as our:
         idle = our.peak_bytes()
 
-        async def run() -> int:
-            opened, go = asyncio.Event(), asyncio.Event()
-            task = asyncio.ensure_future(clients.streams(our.port, count, opened, go))
+        async def run() -> Counter[str]:
+            opened = asyncio.Event()
+            task = asyncio.ensure_future(clients.streams(our.port, count, opened))
             async with asyncio.timeout(300):
                 await asyncio.wait([task, asyncio.ensure_future(opened.wait())], return_when=asyncio.FIRST_COMPLETED)
                 for engine in behind:
@@ -192,9 +195,15 @@ def measure_streams(count: int = 8192) -> Figures:
 
         ended = asyncio.run(run())
         peak = our.peak_bytes()
-    if ended != count:
-        raise SystemExit(f"only {ended} of {count} streams have ended as they should")
-    return {"streams_8192.rss_bytes": float(peak), "streams_8192.idle_rss_bytes": float(idle)}
+    if ended["whole"] != count:
+        others = "; ".join(f"{times} times {what}" for what, times in ended.most_common() if what != "whole")
+        raise SystemExit(f"only {ended['whole']} of {count} streams have ended as they should: {others[:2000]}")
+    name = f"streams_{count}"
+    return {
+        f"{name}.rss_bytes": float(peak),
+        f"{name}.idle_rss_bytes": float(idle),
+        f"{name}.bytes_per_stream": (peak - idle) / count,
+    }
 
 
 def main() -> None:
@@ -205,6 +214,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--first-seed", type=int, default=0, help="of the loads of the rounds")
     parser.add_argument("--policies", default=",".join(POLICIES), help="SGLang's, of the loads")
+    parser.add_argument("--streams", type=int, default=8192, help="open at once; each takes two files of the router")
     parser.add_argument("--sglang-python", metavar="PYTHON")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -215,7 +225,7 @@ def main() -> None:
     if "library" in wanted:
         found |= measure_library(args.rounds)
     if "streams" in wanted:
-        found |= measure_streams()
+        found |= measure_streams(args.streams)
     if wanted & {"rate", "tail", "ample"}:
         with sglang_python(args.sglang_python) as python:
             if "rate" in wanted:

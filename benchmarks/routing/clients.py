@@ -6,6 +6,7 @@ import asyncio
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,23 +111,34 @@ async def _session(http: aiohttp.ClientSession, session: Session, most: int) -> 
         await asyncio.sleep(turn.tool_s)
 
 
-async def streams(port: int, count: int, opened: asyncio.Event, go: asyncio.Event) -> int:
-    """Opens so many streams at once, waits for `go` once each has its first event, and returns how many have ended."""
+async def streams(port: int, count: int, opened: asyncio.Event) -> Counter[str]:
+    """Opens so many streams at once, sets `opened` once each has its first event or has failed, and returns how they
+    have ended: "whole", or what came instead."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
-    firsts = 0
+    left = count
 
-    async def one(http: aiohttp.ClientSession, number: int) -> bool:
-        nonlocal firsts
-        body = REQUEST | {"stream": True, "rid": f"r{number}"}
-        async with http.post("/generate", json=body) as answer:
-            await answer.content.readuntil(b"\n\n")
-            firsts += 1
-            if firsts == count:
-                opened.set()
-            rest = await answer.read()
-            return rest.endswith(b"data: [DONE]\n\n")
+    def begun() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            opened.set()
+
+    async def one(http: aiohttp.ClientSession, number: int) -> str:
+        first = b""
+        try:
+            async with http.post("/generate", json=REQUEST | {"stream": True, "rid": f"r{number}"}) as answer:
+                first = await (answer.content.readuntil(b"\n\n") if answer.status == 200 else answer.read())
+                begun()
+                rest = first + await answer.read()
+                if answer.status == 200 and rest.endswith(b"data: [DONE]\n\n") and b'"error"' not in rest:
+                    return "whole"
+                return f"{answer.status}: {rest[-160:].decode(errors='replace')}"
+        except aiohttp.ClientError as error:
+            if not first:
+                begun()
+            return repr(error)
 
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, timeout=timeout) as http:
         tasks = [asyncio.ensure_future(one(http, number)) for number in range(count)]
-        return sum(await asyncio.gather(*tasks))
+        return Counter(await asyncio.gather(*tasks))
