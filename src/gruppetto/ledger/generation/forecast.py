@@ -5,7 +5,7 @@ Three cases, told apart by what is waited for:
     k = 0, streaming     as before, but the trainer takes ready groups while the tail runs (where it shares the
                          engines' machines: once half of them are idle, on the share that is)
     k >= 1               batches overlap. A batch launched after publish v must be trained by v + k, so with M its
-                         makespan   T(v) = max(flow, trainer, M(v - k) - T(v - k) - ... - T(v - 1)),
+                         makespan, and what training its last groups leave   T(v) = max(flow, trainer, M(v - k) - T(v - k) - ... - T(v - 1)),
                          flow = one batch's work where engines never run empty
 Every number is an expectation from the lengths' distribution and the engine's prices; there is no fitted factor.
 """
@@ -249,7 +249,9 @@ def _overlapping(
     crowd_s = k * _slowed_s(engines, line)
     shares = [_van_der_corput(i + 1) for i in range(max(_BATCHES, 4 * k))]
     pause_s = 0.0 if schedule.colocated else k * trainer.publish_s
-    spans = [found + late_s + crowd_s + again * k + trainer.score_s + pause_s for found in tail.quantiles(shares)]
+    left_s = 0.0 if schedule.colocated else _left_s(rollouts, engines, trainer, schedule, tail, train.value)
+    after_last_s = late_s + crowd_s + again * k + trainer.score_s + pause_s + left_s
+    spans = [found + after_last_s for found in tail.quantiles(shares)]
     phase_s = _recursion(spans, k, least, trainer.publish_s + trainer.step_s if not schedule.colocated else 0.0)
     binds = "engines or trainer" if phase_s < 1.02 * least else f"the longest of a batch over k + 1 = {k + 1} steps"
     phase = Figure(
