@@ -13,6 +13,7 @@ import pytest
 
 from gruppetto.errors import RunError, UserError
 from gruppetto.rewards.pool import ProcessPoolReward
+from gruppetto.rewards.process import VerifierProcess
 from gruppetto.rewards.verifiers import VerifierSpec
 
 
@@ -92,6 +93,18 @@ async def test_a_hung_verifier_is_killed_with_all_that_it_started(script, tmp_pa
     async with pool(f"{script}:score", timeout_s=1.0) as verifiers:
         await ask(verifiers, "grandchild", str(tmp_path / "pid"))
         await until_gone(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_verifier_leads_a_group_in_our_session(script):
+    """A session of its own would be given cores as if it were a run; and a group is what is killed with it."""
+    scored = VerifierProcess(VerifierSpec("function", str(script)))
+    try:
+        assert os.getsid(scored._process.pid) == os.getsid(0)
+        assert os.getpgid(scored._process.pid) == scored._process.pid != os.getpgid(0)
+    finally:
+        scored.kill()
+        scored.reap()
+        scored.release()
 
 
 async def test_a_process_that_died_idle_is_replaced_without_a_failed_score(script):
@@ -176,6 +189,7 @@ async def test_no_file_is_left_open(script):
 PARENT = """
 import asyncio, sys
 from gruppetto.rewards.pool import ProcessPoolReward
+from gruppetto.rewards.process import VerifierProcess
 from gruppetto.rewards.verifiers import VerifierSpec
 
 async def main():

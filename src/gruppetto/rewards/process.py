@@ -130,7 +130,9 @@ def _spawn(socket_fd: int, lifeline: int, log: Path | None) -> subprocess.Popen[
             stderr=output or subprocess.DEVNULL,
             pass_fds=(socket_fd, lifeline),
             env=_environment(),
-            start_new_session=True,  # Ctrl-C is the parent's; and the group can be killed as one
+            # Ctrl-C is the parent's, and the group can be killed as one. No session of its own: Linux shares cores out
+            # among sessions first (autogroup), and each verifier would be given as much as the whole run.
+            process_group=0,
         )
     finally:
         if output:

@@ -100,7 +100,8 @@ def _sglang(servers: Servers, settings: HttpSettings) -> tuple[list[str], list[s
     command = [_python(servers), "-m", "sglang.launch_server", "--model-path", "{model}"]
     command += ["--host", "{host}", "--port", "{port}", "--dtype", servers.dtype]
     command += ["--context-length", str(settings.context), "--max-running-requests", str(settings.slots)]
-    return command, ["--enable-metrics"], {}
+    streams = ["--incremental-streaming-output"] if settings.stream else []  # else each chunk has all over again
+    return command, ["--enable-metrics", *streams], {}
 
 
 def _vllm(servers: Servers, settings: HttpSettings) -> tuple[list[str], list[str], dict[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ import msgspec
 from gruppetto.clock import now
 from gruppetto.engines.http.errors import Lost, NoRoute, Refused, Unavailable
 from gruppetto.engines.http.streams import events
+from gruppetto.engines.serve.listening import many_files
 from gruppetto.errors import EngineError
 from gruppetto.rng import stream
 
@@ -172,10 +172,3 @@ def _code(error: Any) -> int:
 
 def _json(body: Mapping[str, Any]) -> aiohttp.BytesPayload:
     return aiohttp.BytesPayload(msgspec.json.encode(body), content_type="application/json")
-
-
-def many_files() -> None:
-    """A socket is an open file: as many as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
