@@ -44,7 +44,7 @@ async def build_channel(
     channel, chosen = await channel_for(asked, engines, apart=apart, probe=usable)
     channel.tell = lambda kind, **fields: recorder.event(kind, 0.0, **fields)
     says = f"none: {probe}" if isinstance(probe, str) else "logprobs"
-    channel.tell("weights_channel", channel=chosen.way, mode=weights.mode, reason=chosen.why, probe=says)
+    channel.tell("weights_channel", channel=chosen.channel, mode=weights.mode, reason=chosen.why, probe=says)
     return channel
 
 

@@ -199,7 +199,7 @@ def test_a_server_that_reads_folders_is_probed_like_any_other(train, served, dty
     code, folder = train(*on(served, *ASYNC, "weights.verify_every=2"))
     assert code == 0
     assert chosen(folder) == (
-        "staged",
+        "disk",
         "full",
         "sglang-0 reads weights from disk only: it has no /gruppetto/weights (HTTP 404)",
     )

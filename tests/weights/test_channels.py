@@ -393,6 +393,8 @@ def test_every_server_can_take_what_is_chosen_and_what_cannot_be_is_one_line(cha
     assert chosen.way == channel or channel == "auto" or (channel, chosen.way) == ("disk", "staged")
     lacking = any(reach.lacks for reach in reaches)
     assert lacking == (chosen.way == "staged")
+    assert chosen.channel in (channel, "shm", "gloo", "disk")  # the record's word is one that a config may have
+    assert channel == "auto" or chosen.channel == channel
     assert not lacking or mode == "full"
     if chosen.way == "shm":
         assert all(reach.host == HERE for reach in reaches)

@@ -44,6 +44,11 @@ class Chosen:
     why: str
     address: str = _LOOPBACK
 
+    @property
+    def channel(self) -> Choice:
+        """In the words of `weights.channel`: what is staged goes by disk."""
+        return "disk" if self.way == "staged" else self.way
+
 
 async def reach_of(engine: Remote) -> Reach:
     """Asks a started engine in another process. Raises `EngineError` for one that does not answer."""
