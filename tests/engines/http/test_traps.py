@@ -9,6 +9,8 @@ from engines.kit import ids_of, other_weights, publish, request, spawn, until
 
 from gruppetto.engines.base import EngineFinish
 from gruppetto.engines.http.engine import MENDED
+from gruppetto.engines.http.wire import Deadlines, WireSettings
+from gruppetto.engines.sglang import SGLangWire
 from gruppetto.errors import EngineError, UserError
 
 PROMPT = [10, 20, 30]
@@ -110,6 +112,33 @@ async def test_streams_of_both_kinds_are_the_same_answer(open_scripted, connect,
         request("a", PROMPT, temperature=0.0, max_tokens=30)
     )
     assert replace(streamed, cached_tokens=0) == whole
+
+
+class Chunked:
+    """A client whose server sends `count` chunks of what is new, one token each, and then the end."""
+
+    engine, url = "e", ""
+
+    def __init__(self, count):
+        self.count = count
+
+    async def stream(self, path, body, *, within_s):
+        for at in range(self.count):
+            yield {"output_ids": [at], "meta_info": {"completion_tokens": at + 1, "output_token_logprobs": [[-at, at]]}}
+        reason = {"type": "length"}
+        yield {"output_ids": [], "meta_info": {"completion_tokens": self.count, "finish_reason": reason}}
+
+
+async def test_a_chunk_of_what_is_new_costs_its_own_tokens_only():
+    wire = SGLangWire(Chunked(500), WireSettings(), Deadlines())
+    lists, lengths, made = set(), [], None
+    async for made in wire.stream("a", request("a", [1]), "default"):
+        lists.add((id(made.ids), id(made.logprobs)))
+        lengths.append(len(made.ids))
+    assert len(lists) == 1  # nothing that came before is copied
+    assert lengths == [*range(1, 501), 500]
+    assert (list(made.ids), list(made.logprobs)) == (list(range(500)), [-float(at) for at in range(500)])
+    assert made.finish is EngineFinish.LENGTH
 
 
 async def test_an_answer_without_logprobs_is_refused(open_scripted, connect):
