@@ -5,7 +5,8 @@ Three cases, told apart by what is waited for:
     k = 0, streaming     as before, but the trainer takes ready groups while the tail runs (where it shares the
                          engines' machines: once half of them are idle, on the share that is)
     k >= 1               batches overlap. A batch launched after publish v must be trained by v + k, so with M its
-                         makespan, and what training its last groups leave   T(v) = max(flow, trainer, M(v - k) - T(v - k) - ... - T(v - 1)),
+                         makespan and what is left of its training then
+                             T(v) = max(flow, trainer, M(v - k) - T(v - k) - ... - T(v - 1)),
                          flow = one batch's work where engines never run empty
 Every number is an expectation from the lengths' distribution and the engine's prices; there is no fitted factor.
 """
