@@ -15,6 +15,8 @@ from gruppetto.scheduler.pool import Pool, TransitionError
 from gruppetto.scheduler.snapshot import restore, snapshot
 from gruppetto.types import NO_VERSION, DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
 
+pytestmark = pytest.mark.timeout(14400)
+
 State = RolloutState
 BATCH_GROUPS, GROUP_SIZE = 2, 3
 PICK = st.integers(0, 1 << 20)
