@@ -59,7 +59,8 @@ class Placing:
     by length."""
 
     def fill(self, view: PoolView) -> Sequence[Action]:
-        """Starts the head of the queue while there is room; one that has none is not passed by the ones behind it."""
+        """Starts the head of the queue while there is room. One that has none is passed only where it waits for its own
+        engine: for the KV it has there, or for its version."""
         if view.num_queued == 1 and (start := self._back_home(view)) is not None:
             return start
         seats = self._usable(view) if view.num_queued else ()
