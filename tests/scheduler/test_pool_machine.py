@@ -16,9 +16,7 @@ from gruppetto.scheduler.snapshot import restore, snapshot
 from gruppetto.types import NO_VERSION, DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
 
 pytestmark = pytest.mark.timeout(14400)
-
-State = RolloutState
-BATCH_GROUPS, GROUP_SIZE = 2, 3
+State, BATCH_GROUPS, GROUP_SIZE = RolloutState, 2, 3
 PICK = st.integers(0, 1 << 20)
 KIND = st.sampled_from([TokenKind.MODEL, TokenKind.ENVIRONMENT])
 RUN = st.tuples(st.integers(0, 3), st.integers(0, 9), KIND)

@@ -17,21 +17,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from weights.drawn_tensors import tensors
 
-from gruppetto.errors import RunError, UserError
+from gruppetto.errors import RunError
 from gruppetto.weights.buckets import plan_buckets
 from gruppetto.weights.channels import gloo, shm
-from gruppetto.weights.channels.base import BUFFERS, Offer, SinkError, host_id, places_of, plans_of
-from gruppetto.weights.channels.choose import Asked, make, within
+from gruppetto.weights.channels.base import BUFFERS, SinkError, places_of, plans_of
 from gruppetto.weights.channels.disk import KEEP, DiskSink, DiskStream
 from gruppetto.weights.channels.feed import Plain, bytes_of, pump
 from gruppetto.weights.channels.gloo import GlooSink, GlooStream
-from gruppetto.weights.channels.reach import Chosen, Reach, address_towards, decide
 from gruppetto.weights.channels.shm import ShmSink, ShmStream
 from gruppetto.weights.channels.sums import CHUNK, WIDTH, copied, summed
-from gruppetto.weights.inprocess import InProcessChannel
 from gruppetto.weights.layouts.tensors import specs_of
-from gruppetto.weights.publish import PublishSettings, TwoPhase
 
 SIZES = [0, 1, 7, 8, 8 * WIDTH - 1, 8 * WIDTH, 8 * WIDTH + 5, CHUNK - 1, CHUNK, CHUNK + 3, 2 * CHUNK + 8 * WIDTH + 1]
 
@@ -77,13 +74,6 @@ def test_two_chunks_that_changed_places_are_seen(count, data):
 
 
 # --- sinks and streams -----------------------------------------------------------------------------------------------
-
-
-def tensors(count=7, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(300, 17), (1,), (), (64, 64), (0, 4), (999,), (33, 33)] * (count // 7 + 1)
-    dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.float16, torch.uint8] * count
-    return [(f"t{i}", (torch.randn(shapes[i], generator=generator) * 50).to(dtypes[i])) for i in range(count)]
 
 
 def make_sink(kind, plans, names, tmp_path, version=1, deadline_s=10.0):
@@ -337,86 +327,3 @@ def test_an_engine_that_dies_on_its_way_into_the_group_holds_nobody_up():
 
 
 # --- offers ----------------------------------------------------------------------------------------------------------
-
-
-def test_places_are_the_plan_again():
-    plans = plan_buckets(specs_of(tensors(14)), 20_000, groups=())
-    assert plans_of(places_of(plans)) == plans
-
-
-@pytest.mark.parametrize("change", [{"bucket": 7}, {"offset": -1}, {"shape": (-1, 2)}, {"dtype": "object"}])
-def test_places_that_are_no_plan_are_refused(change):
-    from dataclasses import replace
-
-    places = list(places_of(plan_buckets(specs_of(tensors()), 20_000, groups=())))
-    places[0] = replace(places[0], **change)
-    with pytest.raises((RunError, UserError)):
-        plans_of(places)
-
-
-# --- choice ----------------------------------------------------------------------------------------------------------
-
-
-def test_auto_takes_what_is_there_in_this_process(tmp_path):
-    asked = Asked(folder=tmp_path)
-    assert isinstance(make(within("auto", "full"), asked), InProcessChannel)
-    assert isinstance(make(Chosen(way="staged", why=""), asked), InProcessChannel)
-    for chosen in (within("auto", "delta"), within("disk", "full"), within("gloo", "delta")):
-        assert isinstance(make(chosen, asked), TwoPhase)
-    with pytest.raises(UserError, match=r"write weights\.channel"):
-        within("inprocess", "delta")
-    with pytest.raises(UserError, match="needs a folder"):
-        PublishSettings(channel="disk")
-
-
-HERE, OTHER = "boot mnt", "other mnt"
-REACHES = st.lists(
-    st.builds(Reach, engine=st.just("e"), url=st.just("http://h:1"), lacks=st.sampled_from(["", "has no route"]),
-              host=st.sampled_from([HERE, OTHER, ""])),
-    min_size=1, max_size=4,
-)  # fmt: skip
-
-
-@given(st.sampled_from(["auto", "inprocess", "shm", "disk", "gloo"]), st.sampled_from(["full", "delta"]), REACHES)
-def test_every_server_can_take_what_is_chosen_and_what_cannot_be_is_one_line(channel, mode, reaches):
-    try:
-        chosen, said = decide(channel, mode, reaches, HERE), ""
-    except UserError as error:
-        chosen, said = None, str(error)
-    if chosen is None:
-        assert channel != "auto" or mode == "delta"
-        assert "\n" not in said
-        assert "write weights." in said
-        assert said.startswith(("weights.channel = ", "weights.mode = "))
-        return
-    assert chosen.why
-    assert chosen.way == channel or channel == "auto" or (channel, chosen.way) == ("disk", "staged")
-    lacking = any(reach.lacks for reach in reaches)
-    assert lacking == (chosen.way == "staged")
-    assert chosen.channel in (channel, "shm", "gloo", "disk")  # the record's word is one that a config may have
-    assert channel == "auto" or chosen.channel == channel
-    assert not lacking or mode == "full"
-    if chosen.way == "shm":
-        assert all(reach.host == HERE for reach in reaches)
-
-
-def test_shared_memory_is_never_taken_where_the_host_cannot_be_told():
-    assert decide("auto", "full", [Reach(engine="e", url="http://h:1", host="")], "").way == "gloo"
-
-
-def test_the_address_towards_a_server_here_is_loopback():
-    assert address_towards(["http://127.0.0.1:30000", "http://localhost"]) == "127.0.0.1"
-
-
-def test_this_process_and_one_like_it_see_one_host():
-    command = "from gruppetto.weights.channels.base import host_id; print(host_id())"
-    other = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == host_id() != ""
-
-
-def test_an_offer_travels_as_json():
-    import msgspec
-
-    places = places_of(plan_buckets(specs_of(tensors()), 20_000, groups=()))
-    offer = Offer(version=3, kind="full", channel="shm", address={"path": "/x", "rank": 1}, places=places)
-    assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
