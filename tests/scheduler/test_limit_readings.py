@@ -1,7 +1,7 @@
 """What the limit of an engine reads of its KV: a share, or that it is not told, which is not nothing."""
 
 import pytest
-from scheduler.test_routing_rules import Fixed, loop_of, pool_of
+from scheduler.pools import Fixed, loop_of, pool_of
 
 from gruppetto.routing.concurrency import Cap
 

@@ -1,14 +1,12 @@
 """Engines over the time of a run: slow ones, lost ones, and those whose KV is full."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
-from scheduler.pools import pool_of
+from scheduler.pools import Fixed, loop_of, pool_of
 from scheduler.scenario import Fault, Run, Scenario, partial, run_scenario
 
 from gruppetto.clock import now, run_virtual
-from gruppetto.engines.base import EngineStats
 from gruppetto.routing.rules import PriceRules, Rules
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.placing import Placing
@@ -172,46 +170,6 @@ def test_very_few_steps_are_enough_to_tell_a_very_slow_engine():
             engine.shows(batch_steps={4: steps}, batch_s={4: steps * step_s})
         tending._look(5.0 * look)
     assert loop.fenced == ["e0"]
-
-
-class Fixed:
-    """An engine of which only the figures are there."""
-
-    def __init__(self, name):
-        self.name, self.looked = name, 0
-        self.shows()
-
-    def shows(self, **figures):
-        zero = dict.fromkeys(("decode_steps_total", "decode_tokens_total", "prefill_tokens_total"), 0)
-        gauges = {"version": 0, "running": 0, "waiting": 0, "slots": 100, "kv_tokens": 0, "kv_capacity": 0}
-        self._stats = EngineStats(**zero | gauges | figures)
-
-    def stats(self):
-        self.looked += 1
-        return self._stats
-
-
-def loop_of(pool, engines, **placing):
-    """What tending needs of a loop; `fenced` and `aborted` are what it asked for."""
-    loop = SimpleNamespace(
-        settings=SimpleNamespace(lockstep=False, engine_queue=0),
-        policy=SimpleNamespace(placing=Placing(**placing)),
-        pool=pool,
-        engines=engines,
-        fenced=[],
-        aborted=[],
-        tell=lambda kind, **fields: None,
-    )
-
-    def fence(engine, why):
-        pool.seating.remove(engine)
-        loop.tending.forget(engine)
-        loop.fenced.append(engine)
-
-    loop.losses = SimpleNamespace(fence=fence)
-    loop.calls = SimpleNamespace(abort=loop.aborted.extend, poke=lambda: None)
-    loop.tending = Tending(loop)
-    return loop
 
 
 def full_engine(kv):
