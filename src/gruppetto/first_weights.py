@@ -25,7 +25,7 @@ async def build_channel(
     config: Config, folder: Path, tokenizer: HFTokenizer, trainer: Trainer, engines: list[Engine], recorder: Recorder
 ) -> Ordered:
     """The channel of the [weights] section to started engines; `folder` is where versions on disk go."""
-    from gruppetto.weights.channels.choose import Asked, channel_for, probe_for
+    from gruppetto.weights.channels.choose import Asked, channel_for, probe_for, within
     from gruppetto.weights.channels.order import Order
 
     weights = config.weights
@@ -40,6 +40,8 @@ async def build_channel(
     )
     apart = config.engine.type != "embedded"
     probe = probe_for(asked, tokenizer.encode, config.engine.context, trainer, config.engine.args)
+    if config.run.deterministic and not apart and within(weights.channel, weights.mode).way == "inprocess":
+        probe = "a copy in this process, in a run whose decode steps are counted to be repeated exactly"
     usable = None if isinstance(probe, str) else probe
     channel, chosen = await channel_for(asked, engines, apart=apart, probe=usable)
     channel.tell = lambda kind, **fields: recorder.event(kind, 0.0, **fields)

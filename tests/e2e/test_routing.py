@@ -151,7 +151,7 @@ def nothing_was_lost(folder):
     assert last["dropped/failed"] == 0
 
 
-@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM], ids=["dead", "draining"])
+@pytest.mark.parametrize("ends", [signal.SIGKILL], ids=["dead"])
 def test_a_server_that_ends_and_is_started_again(train, servers, beside, run_file, tmp_path, ends):
     gate, folder = tmp_path / "gate", tmp_path / "runs" / "run"
     (tmp_path / "reward.py").write_text(HELD_REWARD.format(gate=str(gate)))
