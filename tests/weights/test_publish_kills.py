@@ -222,7 +222,7 @@ async def kill_later(fleet, first, seconds, due) -> None:
 
 
 async def same_counts(fleet) -> None:
-    """Of each process that was never killed: what it made is what came from it, so nothing was run twice or thrown away.
+    """Of each process that was never killed: what it made is what came from it, nothing was run twice or thrown away.
     (From when on to count a server that came back is not known exactly: probes and first calls overlap.)"""
     for name, engine in fleet.engines.items():
         told = await engine.wire.told()
