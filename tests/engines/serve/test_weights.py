@@ -41,7 +41,7 @@ async def test_a_swap_with_requests_under_way_gives_each_token_its_version(http,
     task, waiting = start(http, "r"), [start(http, f"w{i}") for i in range(4)]
     await running(http, 4, waiting=1)
     for version, model in ((7, other), (8, own)):
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.02)
         await ok(http, "/pause_generation", {"mode": mode})
         found = await push(http, model, str(version))
         assert found["success"] is True
