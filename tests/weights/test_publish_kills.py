@@ -54,6 +54,17 @@ class Fleet:
         self.kills = self.returns = self.lost = 0
         self.told, self.done, self.base = [], {}, dict.fromkeys(self.engines, 0)
         self.news = asyncio.Event()
+        for engine in engines:
+            engine.restart = self.counted_anew(engine, engine.restart)
+
+    def counted_anew(self, engine, restart):
+        """A new process counts from zero, also what it is sent before it is let in: a call that was on its way."""
+
+        async def counted():
+            self.base[engine.name] = engine._account.tokens
+            await restart()
+
+        return counted
 
     # -- of the loop --
 
@@ -67,8 +78,6 @@ class Fleet:
     def back(self, name) -> None:
         self.serving.add(name)
         self.returns += 1
-        own = self.probe.last[name].tokens + 1  # what let it in, its process has made
-        self.base[name] = self.engines[name]._account.tokens - own
 
     def given_up(self, name, why) -> None:
         raise AssertionError(f"{name} did not come back: {why}")
@@ -222,13 +231,11 @@ async def kill_later(fleet, first, seconds, due) -> None:
 
 
 async def same_counts(fleet) -> None:
-    """Of each process that was never killed: what it made is what came from it, nothing was run twice or thrown away.
-    (From when on to count a server that came back is not known exactly: probes and first calls overlap.)"""
+    """Of each process that lives: what it made is what came from it, so nothing was run twice or thrown away."""
     for name, engine in fleet.engines.items():
         told = await engine.wire.told()
         assert (told.running, told.waiting) == (0, 0)
-        if not fleet.base[name]:
-            assert told.generated == engine._account.tokens + 1  # one when it was connected
+        assert told.generated == engine._account.tokens - fleet.base[name] + 1  # one when it was connected
 
 
 def check(trainer, fleet):
