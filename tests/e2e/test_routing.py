@@ -151,7 +151,7 @@ def nothing_was_lost(folder):
     assert last["dropped/failed"] == 0
 
 
-@pytest.mark.parametrize("ends", [signal.SIGKILL], ids=["dead"])
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM], ids=["dead", "draining"])
 def test_a_server_that_ends_and_is_started_again(train, servers, beside, run_file, tmp_path, ends):
     gate, folder = tmp_path / "gate", tmp_path / "runs" / "run"
     (tmp_path / "reward.py").write_text(HELD_REWARD.format(gate=str(gate)))
@@ -169,9 +169,9 @@ def test_a_server_that_ends_and_is_started_again(train, servers, beside, run_fil
             gate.unlink()
 
     beside(meanwhile)
-    code, folder = train(*served(servers), "run.steps=16", 'run.name="run"')
+    code, folder = train(*served(servers), "run.steps=80", 'run.name="run"')
     events = events_of(folder)
-    assert (code, metrics_of(folder)[-1]["step"]) == (0, 16)
+    assert (code, metrics_of(folder)[-1]["step"]) == (0, 80)  # more than pass while one ends
     each_ran_once_at_a_time(events)
     nothing_was_lost(folder)
     lost = next(i for i, event in enumerate(events) if event["kind"] == "error")
