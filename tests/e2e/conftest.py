@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -75,6 +76,42 @@ def train(run_file, tmp_path):
         return run(loaded, resume=resume), tmp_path / "runs" / loaded.config.run.name
 
     return go
+
+
+@pytest.fixture
+def overlapping(monkeypatch):
+    """While the trainer computes, an engine of this process takes at most ten decode steps, however long that lasts: on
+    a machine that stalls the trainer, too, rollouts run when weights change."""
+    pytest.importorskip("torch")
+    from gruppetto.engines.embedded.core import Core
+    from gruppetto.trainer.embedded.trainer import EmbeddedTrainer
+
+    moved = threading.Condition()
+    left: list[int] = []  # decode steps, while the trainer computes; else nothing
+
+    def bounded(call):
+        async def computing(*arguments, **named):
+            with moved:
+                left[:] = [10]
+            try:
+                return await call(*arguments, **named)
+            finally:
+                with moved:
+                    left.clear()
+                    moved.notify_all()
+
+        return computing
+
+    def step(core, plain=Core.step):
+        with moved:
+            assert moved.wait_for(lambda: not left or left[0] > 0, timeout=60)
+            if left:
+                left[0] -= 1
+        return plain(core)
+
+    for name in ("forward_backward", "optim_step"):
+        monkeypatch.setattr(EmbeddedTrainer, name, bounded(getattr(EmbeddedTrainer, name)))
+    monkeypatch.setattr(Core, "step", step)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ PRESETS = {
         "engine.slots=3",
         "engine.admit_batch=1",
     ),
-    "async_bounded": ("scheduler.type=async_bounded", "scheduler.max_staleness=1", APART),
+    "async_bounded": ("scheduler.type=async_bounded", "scheduler.max_staleness=1", APART, "engine.slots=2"),
     "windowed": ("scheduler.type=windowed", APART, *TWO),
     "layered": ("scheduler.type=layered", "scheduler.chunk=4", "engine.slots=6"),
     "layered wait": (
@@ -92,7 +92,7 @@ def signs(folder):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_trains_and_does_what_it_is_for(train, preset):
+def test_a_preset_trains_and_does_what_it_is_for(train, overlapping, preset):
     code, folder = train(*PRESETS[preset], "run.steps=6", "run.deterministic=false")
     assert code == 0
     metrics = metrics_of(folder)
