@@ -40,6 +40,7 @@ class GlooSink(Sink):
         self._gone: set[str] = set()
         self._closed = False
         self._store = _store(host, deadline_s)
+        self._port: int = self._store.port
         size = max((plan.num_bytes for plan in plans), default=1)
         self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(BUFFERS)]
         self._sending: list[Any] = [None] * BUFFERS
@@ -51,7 +52,7 @@ class GlooSink(Sink):
 
     def address_of(self, rank: int) -> dict[str, str | int]:
         """Of one member of the group; this end is 0."""
-        return {"host": self._host, "port": self._store.port, "rank": rank, "size": len(self._ranks) + 1}
+        return {"host": self._host, "port": self._port, "rank": rank, "size": len(self._ranks) + 1}
 
     def buffer(self, plan: BucketPlan) -> Bytes:
         if self._group is None:
@@ -98,6 +99,7 @@ class GlooSink(Sink):
             self._group = _built(self.address_of(0), self._deadline_s, self._given_up)
         except RuntimeError as error:
             self._store.set("off", "1")
+            self._store = None  # ends the threads that still wait in it, here and at the engines
             raise SinkError(f"gloo: no group with the engines: {_first_line(error)}", sorted(self._gone)) from None
 
     def _missing(self) -> set[str]:
@@ -136,7 +138,7 @@ class GlooStream:
             store.wait(["go"], limit)
             if store.get("go") != b"yes":
                 raise RunError("gloo: the sender called the broadcast off: another engine did not come")
-            self._group = _built(address, deadline_s, lambda: "another engine is gone" if store.check(["off"]) else "")
+            self._group = _built(address, deadline_s, lambda: _called_off(store))
         except RuntimeError as error:
             raise RunError(f"gloo: no group with the sender: {_first_line(error)}") from None
         size = max((plan.num_bytes for plan in plans), default=1)
@@ -181,7 +183,8 @@ def _client(address: Mapping[str, str | int], deadline_s: float) -> Any:
 
 def _built(address: Mapping[str, str | int], deadline_s: float, given_up: Callable[[], str]) -> Any:
     """The group, made on a thread: it waits inside for members that may have died, and cannot be called back. Raises
-    `RuntimeError`, also with the reason of `given_up`; the thread is left behind, and ends when the store does."""
+    `RuntimeError`, also with the reason of `given_up`; the thread is left behind, and ends when the store does. No
+    daemon: one that comes back from torch while Python ends aborts the process."""
     made: list[Any] = []
     failed: list[RuntimeError] = []
 
@@ -191,7 +194,7 @@ def _built(address: Mapping[str, str | int], deadline_s: float, given_up: Callab
         except RuntimeError as error:
             failed.append(error)
 
-    making = threading.Thread(target=make, name="gloo", daemon=True)
+    making = threading.Thread(target=make, name="gloo", daemon=False)
     making.start()
     while making.is_alive():
         making.join(_LOOK.total_seconds())
@@ -200,6 +203,13 @@ def _built(address: Mapping[str, str | int], deadline_s: float, given_up: Callab
     if failed:
         raise failed[0]
     return made.pop()
+
+
+def _called_off(store: Any) -> str:
+    try:
+        return "another engine is gone" if store.check(["off"]) else ""
+    except RuntimeError:  # the store went with the broadcast
+        return "the sender gave it up"
 
 
 def _group(address: Mapping[str, str | int], deadline_s: float) -> Any:
