@@ -129,9 +129,10 @@ def spawn(run_file, tmp_path):
 
 
 def json_lines(path):
-    """Rows of a file; what a model said may hold any other line separator than a line feed."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    """Rows of a file; what a model said may hold any other line separator than a line feed. A line without its end is
+    being written."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def metrics_of(folder):
