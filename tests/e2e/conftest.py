@@ -79,39 +79,85 @@ def train(run_file, tmp_path):
 
 
 @pytest.fixture
-def overlapping(monkeypatch):
-    """While the trainer computes, an engine of this process takes at most ten decode steps, however long that lasts: on
-    a machine that stalls the trainer, too, rollouts run when weights change."""
-    pytest.importorskip("torch")
+def enough(monkeypatch):
+    """An event with which a run ends that else takes all its `run.steps`: with the step that is under way."""
+    from gruppetto.controller import Controller
+
+    event = threading.Event()
+
+    async def step(controller, plain=Controller._step):
+        more = await plain(controller)
+        return more and not event.is_set()
+
+    monkeypatch.setattr(Controller, "_step", step)
+    return event
+
+
+@pytest.fixture(scope="session")
+def computing(tmp_path_factory):
+    """A file that is there while trainer or verifiers of an `overlapping` run compute; servers are told of it."""
+    return tmp_path_factory.mktemp("computing") / "now"
+
+
+@pytest.fixture
+def overlapping(monkeypatch, computing):
+    """While a verifier or the trainer computes, and until engines are paused for its weights, an engine takes at most
+    ten decode steps, however long that lasts: on a machine that stalls them, too, rollouts run when weights change."""
+    from engines.few_steps import few_steps
+
+    from gruppetto.controller import Controller
     from gruppetto.engines.embedded.core import Core
+    from gruppetto.rewards.pool import ProcessPoolReward
     from gruppetto.trainer.embedded.trainer import EmbeddedTrainer
+    from gruppetto.weights.channels.order import Ordered
 
-    moved = threading.Condition()
-    left: list[int] = []  # decode steps, while the trainer computes; else nothing
+    busy = Busy(computing)
 
-    def bounded(call):
-        async def computing(*arguments, **named):
-            with moved:
-                left[:] = [10]
+    def during(owner, name, begins, ends):
+        plain = getattr(owner, name)
+
+        async def call(*arguments, **named):
+            busy.add(begins)
             try:
-                return await call(*arguments, **named)
+                return await plain(*arguments, **named)
             finally:
-                with moved:
-                    left.clear()
-                    moved.notify_all()
+                busy.discard(ends)
 
-        return computing
+        monkeypatch.setattr(owner, name, call)
 
-    def step(core, plain=Core.step):
-        with moved:
-            assert moved.wait_for(lambda: not left or left[0] > 0, timeout=60)
-            if left:
-                left[0] -= 1
-        return plain(core)
+    async def scored(*arguments, plain=ProcessPoolReward.verify):
+        call = object()
+        busy.add(call)
+        try:
+            return await plain(*arguments)
+        finally:
+            busy.discard(call)
 
-    for name in ("forward_backward", "optim_step"):
-        monkeypatch.setattr(EmbeddedTrainer, name, bounded(getattr(EmbeddedTrainer, name)))
-    monkeypatch.setattr(Core, "step", step)
+    monkeypatch.setattr(ProcessPoolReward, "verify", scored)
+    during(EmbeddedTrainer, "forward_backward", "a part", "a part")
+    during(EmbeddedTrainer, "optim_step", "a version", None)
+    during(Ordered, "publish", None, "a version")  # engines are paused, and probed once they are not
+    during(Controller, "_publish", None, "a version")  # where each engine takes it when it has time
+    monkeypatch.setattr(Core, "step", few_steps(computing))
+    yield
+    computing.unlink(missing_ok=True)
+
+
+class Busy(set):
+    """What computes beside the engines; the file `now` is there as long as anything does."""
+
+    def __init__(self, now):
+        self._now = now
+
+    def add(self, what):
+        if what is not None:
+            super().add(what)
+            self._now.touch()
+
+    def discard(self, what):
+        super().discard(what)
+        if not self:
+            self._now.unlink(missing_ok=True)
 
 
 @pytest.fixture

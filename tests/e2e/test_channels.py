@@ -64,8 +64,9 @@ def dtype(request):
 
 
 @pytest.fixture(scope="module")
-def served(small_model, dtype):
-    with serving(str(small_model), *SIZES, "--dtype", dtype) as (url, _):
+def served(small_model, dtype, computing):
+    """Its engine takes few decode steps while an `overlapping` run computes."""
+    with serving(str(small_model), *SIZES, "--dtype", dtype, few_steps=computing) as (url, _):
         yield url
 
 
@@ -89,7 +90,7 @@ def versions(folder):
 
 @pytest.mark.parametrize("mode", ["full", "delta"])
 @pytest.mark.parametrize("channel", ["auto", "shm", "gloo", "disk"])
-def test_each_channel_brings_each_version_to_a_server(train, served, dtype, channel, mode):
+def test_each_channel_brings_each_version_to_a_server(train, overlapping, served, dtype, channel, mode):
     """At bfloat16 a small step moves few elements, which is what a delta is for."""
     wanted = (f'weights.channel="{channel}"', f'weights.mode="{mode}"', "weights.verify_every=2")
     rate = 2e-5 if (dtype, mode) == ("bfloat16", "delta") else 1e-3

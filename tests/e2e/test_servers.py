@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from e2e.conftest import events_of, metrics_of, rollouts_of
 
 SERVE = f'engine.command=["{sys.executable}", "-m", "gruppetto", "serve", "{{model}}", "--port", "{{port}}"'
 SERVE += ', "--slots", "8", "--context", "96"]'
+FEW_STEPS = Path(__file__).parents[1] / "engines" / "few_steps.py"
 SERVED = ('engine.type="sglang"', SERVE, "engine.slots=8", "rollout.timeout_s=120.0")
 ASYNC = ('run.placement="disaggregated"', 'scheduler.type="async_bounded"', "scheduler.depth=2.0")
 
@@ -41,8 +43,9 @@ def test_colocated_steps_on_a_server_started_here(train):
     assert not (folder / "weights").exists()
 
 
-def test_weights_change_under_running_requests(train):
-    code, folder = train(*SERVED, *ASYNC, "run.steps=6", "rollout.max_tokens=60", "engine.context=96")
+def test_weights_change_under_running_requests(train, overlapping, computing):
+    served = (*SERVED, SERVE.replace('"-m", "gruppetto"', f'"{FEW_STEPS}", "{computing}"'))
+    code, folder = train(*served, *ASYNC, "run.steps=6", "rollout.max_tokens=60", "engine.context=96")
     assert code == 0
     assert weights_fit(folder)
     mixed = [row for row in rollouts_of(folder) if len({version for version, _ in row["segments"]}) > 1]

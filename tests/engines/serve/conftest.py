@@ -13,12 +13,14 @@ import pytest
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 ROOT = Path(__file__).parents[3]
+FEW_STEPS = Path(__file__).parents[1] / "few_steps.py"
 
 
 @contextlib.contextmanager
-def serving(*arguments: str):
-    """A real server process: (its url, the process)."""
-    command = [sys.executable, "-m", "gruppetto", "serve", *arguments, "--port", "0"]
+def serving(*arguments: str, few_steps: Path | None = None):
+    """A real server process: (its url, the process). Its engine waits while a file `few_steps` is there."""
+    program = ["-m", "gruppetto"] if few_steps is None else [str(FEW_STEPS), str(few_steps)]
+    command = [sys.executable, *program, "serve", *arguments, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
