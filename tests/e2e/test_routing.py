@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import socket
@@ -15,21 +16,13 @@ from functools import partial
 
 import pytest
 
-from e2e.conftest import REWARD, events_of, metrics_of, rollouts_of
+from e2e.conftest import events_of, metrics_of, rollouts_of
 from gruppetto.engines.http.watching import Watch
 from gruppetto.routing.rules import Rules
 from gruppetto.scheduler import tending
 
+pytestmark = pytest.mark.timeout(400)
 PATIENCE_S = 100
-HELD_REWARD = """
-import os, time
-
-def score(response):
-    while os.path.exists({gate!r}):
-        time.sleep(0.05)
-    return held(response)
-""" + REWARD.replace("score", "held")
-"""While the gate is there nothing is scored, so that no batch closes and the run does not end."""
 
 
 class Served:
@@ -108,16 +101,34 @@ def beside():
     assert not failed
 
 
-def happened(folder, kind, count=1, **fields):
-    """Whether so many such events are in the record, which is being written."""
-    path = folder / "events.jsonl"
-    if not path.exists():
-        return False
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    found = [
-        line for line in whole.split("\n") if f'"{kind}"' in line and all(f'"{v}"' in line for v in fields.values())
-    ]
-    return len(found) >= count
+class Record:
+    """The events of a run that is writing them."""
+
+    def __init__(self, folder):
+        self._path, self._read, self._events = folder / "events.jsonl", 0, []
+
+    def events(self):
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[:2]
+            self._read += sum(map(len, whole))
+            self._events += [json.loads(line) for line in whole[0].split(b"\n") if line]
+        return self._events
+
+    def since(self, kind, **fields):
+        """What came behind the first such event; None before it comes."""
+        return since(self.events(), kind, **fields)
+
+
+def since(events, kind, **fields):
+    found = (n for n, e in enumerate(events) if e["kind"] == kind and fields.items() <= e.items())
+    first = next(found, None)
+    return None if first is None else events[first + 1 :]
+
+
+def starts(events, engine="sglang-1"):
+    return [event for event in events or () if event["kind"] == "start" and event["engine"] == engine]
 
 
 def served(servers):
@@ -126,8 +137,8 @@ def served(servers):
         f"engine.urls={[server.url for server in servers]!r}".replace("'", '"'),
         "engine.slots=4",
         "rollout.timeout_s=120.0",
-        "reward.timeout_s=110.0",
         "engine.restarts=20",
+        "run.steps=100000",
     )
 
 
@@ -152,33 +163,37 @@ def nothing_was_lost(folder):
 
 
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM], ids=["dead", "draining"])
-def test_a_server_that_ends_and_is_started_again(train, servers, beside, run_file, tmp_path, ends):
-    gate, folder = tmp_path / "gate", tmp_path / "runs" / "run"
-    (tmp_path / "reward.py").write_text(HELD_REWARD.format(gate=str(gate)))
+def test_a_server_that_ends_and_is_started_again(train, enough, servers, beside, tmp_path, ends):
+    run = Record(tmp_path / "runs" / "run")
 
     def meanwhile():
-        until(lambda: happened(folder, "publish_end", 2))
-        servers[1].process.send_signal(ends)
-        servers[1].process.wait()
-        until(lambda: happened(folder, "error", engine="sglang-1"))
-        gate.touch()
         try:
+            until(lambda: sum(event["kind"] == "publish_end" for event in run.events()) >= 2)
+            servers[1].process.send_signal(ends)
+            servers[1].process.wait()
+            until(lambda: run.since("error", engine="sglang-1"))
             servers[1].start()
-            until(lambda: happened(folder, "engine_back", engine="sglang-1"))
+            until(lambda: starts(run.since("engine_back", engine="sglang-1")))
         finally:
-            gate.unlink()
+            enough.set()
 
     beside(meanwhile)
-    code, folder = train(*served(servers), "run.steps=80", 'run.name="run"')
+    code, folder = train(*served(servers), 'run.name="run"')
     events = events_of(folder)
-    assert (code, metrics_of(folder)[-1]["step"]) == (0, 80)  # more than pass while one ends
+    assert code == 0
     each_ran_once_at_a_time(events)
     nothing_was_lost(folder)
     lost = next(i for i, event in enumerate(events) if event["kind"] == "error")
     back = next(i for i, event in enumerate(events) if event["kind"] == "engine_back")
     between = [event["engine"] for event in events[lost:back] if event["kind"] == "start"]
     assert "sglang-1" not in between
-    assert any(event["kind"] == "start" and event["engine"] == "sglang-1" for event in events[back:])
+    assert starts(events[back:])
+
+
+def parked_of(events, engine="sglang-1"):
+    """What was taken from the engine."""
+    stops = [event for event in events if event["kind"] == "stop" and event["engine"] == engine]
+    return [event for event in stops if event["reason"] == "abort"]
 
 
 def throttle(server, done):
@@ -191,27 +206,32 @@ def throttle(server, done):
         time.sleep(0.006)
 
 
-def test_a_server_that_stays_slow_is_lost_and_comes_back(train, servers, beside, monkeypatch, run_file, tmp_path):
+def test_a_server_that_stays_slow_is_lost_and_comes_back(train, enough, servers, beside, monkeypatch, tmp_path):
     """What runs there goes on elsewhere from its tokens; it is let in again once it is as fast as before. Longer ones
     than a look takes, more of them than there are slots."""
     monkeypatch.setattr(tending, "LOOK_S", 0.3)
     monkeypatch.setattr(Watch, "_next", lambda self: asyncio.sleep(0.1))
     monkeypatch.setattr(tending, "Rules", partial(Rules, slow=1e9))  # else it may run empty before it is lost
-    gate, folder = tmp_path / "gate", tmp_path / "runs" / "run"
-    (tmp_path / "reward.py").write_text(HELD_REWARD.format(gate=str(gate)))
+    run = Record(tmp_path / "runs" / "run")
+
+    def gone_on():
+        """It is back and has work, and what ran there when it was lost has gone on."""
+        lost, back = run.since("error", engine="sglang-1"), run.since("engine_back", engine="sglang-1")
+        return starts(back) and {e["rollout"] for e in parked_of(lost)} <= {
+            event["rollout"] for event in lost if event["kind"] == "start"
+        }
 
     def meanwhile():
-        until(lambda: happened(folder, "publish_end", 1))
-        throttle(servers[1], lambda: happened(folder, "error", engine="sglang-1"))
-        gate.touch()
         try:
-            until(lambda: happened(folder, "engine_back", engine="sglang-1"))
+            until(lambda: run.since("publish_end"))
+            throttle(servers[1], lambda: run.since("error", engine="sglang-1"))
+            until(gone_on)
         finally:
-            gate.unlink()
+            enough.set()
 
     beside(meanwhile)
     long = ("rollout.max_tokens=240", "engine.context=256", "rollout.prompts_per_step=12")
-    code, folder = train(*served(servers), *long, "run.steps=12", 'run.name="run"')
+    code, folder = train(*served(servers), *long, 'run.name="run"')
     assert code == 0
     events = events_of(folder)
     each_ran_once_at_a_time(events)
@@ -220,30 +240,28 @@ def test_a_server_that_stays_slow_is_lost_and_comes_back(train, servers, beside,
     back = next(i for i, event in enumerate(events) if event["kind"] == "engine_back")
     assert events[lost]["engine"] == events[back]["engine"] == "sglang-1"
     assert events[lost]["reason"].endswith("times slower than the others")
-    assert not any(event["kind"] == "start" and event["engine"] == "sglang-1" for event in events[lost:back])
-    assert any(event["kind"] == "start" and event["engine"] == "sglang-1" for event in events[back:])
-    there = [event for event in events[lost:back] if event["kind"] == "stop" and event["engine"] == "sglang-1"]
-    assert there
-    parked = {event["rollout"]: event["tokens"] for event in there if event["reason"] == "abort"}
+    assert not starts(events[lost:back])
+    assert starts(events[back:])
+    parked = {event["rollout"]: event["tokens"] for event in parked_of(events[lost:back])}
     assert any(parked.values())
     again = [event for event in events[lost:] if event["kind"] == "start" and event["rollout"] in parked]
     assert {event["rollout"]: event["tokens"] for event in reversed(again)} == parked
 
 
-def test_a_slow_server_is_noticed_and_gets_nothing_new(train, servers, beside, monkeypatch, tmp_path):
+def test_a_slow_server_is_noticed_and_gets_nothing_new(train, enough, servers, beside, monkeypatch, tmp_path):
     monkeypatch.setattr(tending, "LOOK_S", 0.5)
     monkeypatch.setattr(tending, "Rules", partial(Rules, lost=1e9))
-    folder, done = tmp_path / "runs" / "run", threading.Event()
+    run = Record(tmp_path / "runs" / "run")
 
     def meanwhile():
-        until(lambda: happened(folder, "publish_end", 1))
-        throttle(servers[1], done.is_set)
+        try:
+            until(lambda: run.since("publish_end"))
+            throttle(servers[1], lambda: starts(run.since("pace", slow=True), "sglang-0"))
+        finally:
+            enough.set()
 
     beside(meanwhile)
-    try:
-        code, folder = train(*served(servers), "run.steps=14", 'run.name="run"')
-    finally:
-        done.set()
+    code, folder = train(*served(servers), 'run.name="run"')
     assert code == 0
     events = events_of(folder)
     each_ran_once_at_a_time(events)
