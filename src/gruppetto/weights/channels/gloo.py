@@ -201,15 +201,17 @@ def _built(address: Mapping[str, str | int], deadline_s: float, given_up: Callab
         if making.is_alive() and (why := given_up()):
             raise RuntimeError(why)
     if failed:
-        raise failed[0]
+        raise RuntimeError(why) if (why := given_up()) else failed[0]
     return made.pop()
 
 
 def _called_off(store: Any) -> str:
+    """Why the sender enters no more, where it does not; its store goes with the broadcast."""
     try:
-        return "another engine is gone" if store.check(["off"]) else ""
-    except RuntimeError:  # the store went with the broadcast
-        return "the sender gave it up"
+        off = store.check(["off"])
+    except RuntimeError:
+        off = True
+    return "it was called off: another engine is gone, or the publish was given up" if off else ""
 
 
 def _group(address: Mapping[str, str | int], deadline_s: float) -> Any:
