@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from trainer.held import held_in_its_first_micro_batch  # noqa: E402
 from trainer.sample_maker import make_sample  # noqa: E402
 
 from gruppetto.errors import RunError  # noqa: E402
@@ -106,11 +107,13 @@ async def test_a_part_that_is_cancelled_drops_those_before_it(trainer_for):
     async with trainer_for(micro_tokens=1) as trainer:
         before = await state(trainer)
         await trainer.forward_backward(samples[:3])
+        begun, hold = held_in_its_first_micro_batch(trainer)
         part = asyncio.ensure_future(trainer.forward_backward(samples * 20))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(begun.wait, 60)
         part.cancel()
         with pytest.raises(asyncio.CancelledError):
             await part
+        hold.set()
         await trainer.drop_gradients()
         assert trainer._totals.samples == 0
         assert all(p.grad is None for p in trainer._model.parameters())

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from trainer.held import held_in_its_first_micro_batch  # noqa: E402
 from trainer.sample_maker import make_sample  # noqa: E402
 
 from gruppetto.errors import RunError, UserError  # noqa: E402
@@ -269,25 +270,33 @@ async def test_export_names_tied_weights_once_and_are_detached(trainer_for):
 
 
 async def test_torch_work_leaves_the_event_loop_free(trainer_for, samples):
+    """Each forward waits for the loop to turn."""
     async with trainer_for(micro_tokens=8) as trainer:
-        threads = set()
-        trainer._model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
-        trainer._model.model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+        threads, turn = set(), threading.Semaphore(0)
+
+        def forward(*_):
+            threads.add(threading.current_thread().name)
+            assert turn.acquire(timeout=20), "the loop stands still"
+
+        trainer._model.register_forward_pre_hook(forward)
+        trainer._model.model.register_forward_pre_hook(forward)
         running = asyncio.ensure_future(trainer.forward_backward(samples * 4))
-        turns = 0
         while not running.done():
+            turn.release()
             await asyncio.sleep(0)
-            turns += 1
         await running
-    assert turns > 10
     assert threads == {"trainer"}
 
 
 async def test_close_stops_between_micro_batches_and_may_be_repeated(trainer_for, samples):
     async with trainer_for(micro_tokens=8) as trainer:
+        begun, hold = held_in_its_first_micro_batch(trainer)
         running = asyncio.ensure_future(trainer.forward_backward(samples * 200))
-        await asyncio.sleep(0.05)
-        await trainer.close()
+        await asyncio.to_thread(begun.wait, 60)
+        closing = asyncio.ensure_future(trainer.close())
+        await asyncio.sleep(0)
+        hold.set()
+        await closing
         with pytest.raises(RunError, match="closed"):
             await running
         await trainer.close()
