@@ -4,8 +4,9 @@
 
 A simulated run on 16 engines under `auto` with max_staleness = 1 and masking allowed; its last decision is taken in
 mid-run (after step 4: the first one with everything allowed). Per family and decision: CPU seconds of one core, the
-candidates, the steps of each (those left out of its figures too) and the rollouts that all of them ran; bar 10 s.
-`A` has KV to spare; `C`, with answers seven times as long that come in chunks, is bound by it.
+candidates, the steps of each (those left out of its figures too), how many times smaller a run they were asked about,
+and the rollouts that all of them ran; bar 10 s. `A` has KV to spare; `C`, with answers seven times as long that come in
+chunks, is bound by it; `E` has 17 turns a rollout, each with a tool call.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Timed:
                 "after_step": question.present.version,
                 "candidates": len(candidates),
                 "steps": steps + skip,
-                "rollouts": ROLLOUTS * sum(skip + len(answer.per_step) for answer in answers if not answer.failed),
+                "times_smaller": ROLLOUTS // (question.settings.batch_groups * question.settings.group_size),
+                "rollouts": question.settings.batch_groups
+                * question.settings.group_size
+                * sum(skip + len(answer.per_step) for answer in answers if not answer.failed),
                 "failed": sum(bool(answer.failed) for answer in answers),
             }
         )
@@ -86,7 +90,7 @@ def decisions(family: str, steps: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Prints the decisions, and writes them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=["A", "C"], metavar="FAMILY")
+    parser.add_argument("families", nargs="*", default=["A", "C", "E"], metavar="FAMILY")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--steps", type=int, default=5, help="of the run that the decisions are taken in")
     options = parser.parse_args()

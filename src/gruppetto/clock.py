@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import selectors
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -25,10 +26,17 @@ Ts = TypeVarTuple("Ts")
 
 def now() -> float:
     """Seconds on the running loop's clock (virtual under `run_virtual`), else the process's monotonic clock."""
+    if (loop := _running.loop) is not None:
+        return loop.time()
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:
         return time.monotonic()
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """`asyncio.get_running_loop`, for what is called at each event: on virtual time without its system call."""
+    return _running.loop or asyncio.get_running_loop()
 
 
 def monotonic() -> float:
@@ -45,6 +53,14 @@ def wall() -> float:
     """Seconds since 1970, for records that people read."""
     return time.time()
 
+
+class _Running(threading.local):
+    """The virtual loop that runs in this thread: asyncio finds a running loop by a system call, at each event."""
+
+    loop: VirtualLoop | None = None
+
+
+_running = _Running()
 
 _LOOK_EVERY = 256
 """Turns of the virtual loop after which it looks whether a signal has come."""
@@ -146,6 +162,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.time
 
+    def run_forever(self) -> None:
+        _running.loop = self
+        try:
+            super().run_forever()
+        finally:
+            _running.loop = None
+
     def _run_once(self) -> None:
         """One turn, as asyncio does it, but for what only real time needs."""
         ready, jumping = self._ready, self._jumping
@@ -189,10 +212,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def is_virtual() -> bool:
     """Whether the running loop, if any, is on virtual time."""
-    try:
-        return isinstance(asyncio.get_running_loop(), VirtualLoop)
-    except RuntimeError:
-        return False
+    return _running.loop is not None
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

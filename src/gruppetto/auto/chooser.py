@@ -26,6 +26,8 @@ from gruppetto.auto.estimates import Estimates, engine_model
 from gruppetto.auto.forecast import Forecast, Question
 from gruppetto.auto.learned import Learned, lengths_of
 from gruppetto.auto.present import take
+from gruppetto.auto.smaller import Extent, extent, larger, smaller
+from gruppetto.presets import CHUNK
 from gruppetto.scheduler.beliefs.rule import Choice, Limits, choose
 from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.meter import StepWork
@@ -44,8 +46,6 @@ ASK_ALL = 4
 FAR_BEHIND = 0.75
 MAX_OVER = 1.2
 """Times `max_waste` beyond which a candidate sits out too."""
-MAX_ROLLOUTS = 120_000
-"""Of all forecasts of a question together, about ten seconds of one core; larger batches are asked about less."""
 STEPS_UNBIASED = 4
 GAIN = 0.03
 MARGIN = 0.85
@@ -79,6 +79,7 @@ class Chooser:
         """Waits for the pool to drain."""
         self._pending: asyncio.Task[list[Forecast]] | None = None
         self._asked: list[Choice] = []
+        self._extent = Extent(0, 0, 0)
         self._ahead: tuple[tuple[Choice, float, float], ...] = ()
         """(best, gain over the present choice, its error) of the last forecasts."""
         self._forecast: Forecast | None = None
@@ -111,8 +112,10 @@ class Chooser:
             question = self._question()
             if question is None:
                 return
-            self._asked = self._candidates()
-            self._pending = asyncio.get_running_loop().create_task(self._answer(question, self._asked))
+            tried = self._candidates()
+            self._extent = extent(question, len(tried), *warm_up(tried), self._events())
+            self._asked = tried[: self._extent.candidates]
+            self._pending = asyncio.get_running_loop().create_task(self._answer(question, self._asked, self._extent))
             if self._settings.deterministic:
                 await self._consider()
 
@@ -147,9 +150,15 @@ class Chooser:
         history = self._loop.memory.defer_above is not None
         tried = candidates(ruled, self._choice, self._limits(), history=history)
         kept = [choice for choice in tried if choice not in self._out or choice in (ruled, self._choice)]
-        rollouts = self._loop.pool.batch_groups * self._loop.pool.group_size * sum(warm_up(kept))
-        affordable = max(2, MAX_ROLLOUTS // rollouts)
-        return kept[: min(self._settings.max_candidates, affordable)]
+        return kept[: self._settings.max_candidates]
+
+    def _events(self) -> float:
+        """Starts and tool calls of a rollout."""
+        memory, belief = self._loop.memory, self._loop.memory.estimator.belief()
+        mean = belief.mean if belief is not None else 0.0
+        if self._settings.turns and memory.turns.tokens_a_turn:
+            return 2 * max(1.0, mean / memory.turns.tokens_a_turn)
+        return 1 + mean / CHUNK
 
     def _rule(self) -> Choice:
         loop = self._loop
@@ -199,10 +208,10 @@ class Chooser:
             trainer_share=loop.pool.line.trainer_share,
         )
 
-    async def _answer(self, question: Question, asked: list[Choice]) -> list[Forecast]:
+    async def _answer(self, question: Question, asked: list[Choice], within: Extent) -> list[Forecast]:
         tried = [self._compose(choice) for choice in asked]
-        steps, skip = warm_up(asked)
-        return await self._ask(question, tried, steps, skip)
+        answers = await self._ask(smaller(question, within.times), tried, within.steps, within.skip)
+        return [larger(answer, within.times) for answer in answers]
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -330,6 +339,8 @@ class Chooser:
             "gain": round(gain, 4) if gain != float("inf") else None,
             "switch": switch,
             "why": list(best.why),
+            "steps": self._extent.steps,
+            "times_smaller": self._extent.times,
             "forecasts": rows,
         }
         self.decisions.append(decision)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gruppetto.agents.base import Environment, Observation
-from gruppetto.clock import now
+from gruppetto.clock import now, running_loop
 from gruppetto.engines.base import Engine
 from gruppetto.errors import EngineError, RunError
 from gruppetto.rewards.base import Reward
@@ -242,7 +242,7 @@ class RolloutCalls:
 
     async def _change(self) -> None:
         """Waits until something comes: an event, a poke, a crash, the end of the engines' turn."""
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = running_loop().create_future()
         await self._waiter
 
     def _wake(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gruppetto.buffer.batch import Advantages
+from gruppetto.clock import running_loop
 from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Engine
 from gruppetto.rewards.base import Reward
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 def answer_in(seconds: float, answer: T) -> asyncio.Future[T]:
     """A future that has `answer` after `seconds`; done already where that is no time."""
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     future: asyncio.Future[T] = loop.create_future()
     if seconds <= 0:
         future.set_result(answer)

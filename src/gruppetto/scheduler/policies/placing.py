@@ -12,9 +12,10 @@ Source: our scheduling study, section 3, steps 3-5; the price of moving is the r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gruppetto.routing.moving import beside, pays, run_s, taken, wait_s
 from gruppetto.routing.rules import Rules
@@ -209,13 +210,27 @@ class Placing:
     def _fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int, *, own: bool) -> bool:
         if not self.count_kv or not seat.kv_capacity or (seat.load == 0 and not taken):
             return True
-        needed = seat.kv_running + taken + self.needs(view, rollout)
+        needed = self.needs(view, rollout)
         if own and rollout.reserved:
-            return needed <= seat.kv_capacity
-        filled = 1.0 if self.kv_pool else FILLED
-        if self.hold:
-            return needed + seat.kv_held <= (RULES.hold if view.has_turns else filled) * seat.kv_capacity
-        return needed <= filled * seat.kv_capacity
+            return seat.kv_running + taken + needed <= seat.kv_capacity
+        return needed <= self._free(view, seat) - taken
+
+    def _free(self, view: PoolView, seat: EngineView) -> float:
+        """KV tokens there for those that come to it."""
+        share = 1.0 if self.kv_pool else FILLED
+        if not self.hold:
+            return share * seat.kv_capacity - seat.kv_running
+        share = RULES.hold if view.has_turns else share
+        return share * seat.kv_capacity - seat.kv_running - seat.kv_held
+
+    def _room(self, view: PoolView, seats: Iterable[EngineView]) -> float:
+        """Nobody who needs more KV than this fits into any of them."""
+        most = 0.0
+        for seat in seats if self.count_kv else ():
+            if not seat.kv_capacity or seat.load == 0:
+                return inf
+            most = max(most, self._free(view, seat))
+        return most if self.count_kv else inf
 
 
 def remaining(view: PoolView, rollout: RolloutView, quantile: float = 0.97) -> float:
@@ -233,17 +248,16 @@ class _Board:
     def __init__(self, rule: Placing, view: PoolView, seats: Sequence[EngineView]) -> None:
         self._rule, self._view = rule, view
         self._seats = {seat.name: seat for seat in seats}
-        self._added = dict.fromkeys(self._seats, 0)
-        self._expected = dict.fromkeys(self._seats, 0.0)
-        self._kv = dict.fromkeys(self._seats, 0)
+        self._added: dict[str, int] = {}
+        self._expected: dict[str, float] = {}
+        self._kv: dict[str, int] = {}
         self._ahead: Counter[str] = Counter()
         """Those that wait for their own engine."""
-        lengths = view.lengths
-        self._likely = view.max_tokens if lengths is None else remaining_quantile(lengths, 0, q=LIKELY)
         self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
         """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
-        self._heap = [(self._use(seat), i, seat) for i, seat in enumerate(seats)]
-        heapify(self._heap)
+        self._room = rule._room(view, seats)
+        self._likely = 0.0
+        self._heap: list[tuple[float, int, EngineView]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._seats)
@@ -252,7 +266,7 @@ class _Board:
         """The engine for it, None where none has room, or where it waits for its own."""
         home = self._seats.get(rollout.home) if rollout.home else None
         if home is not None and self._takes(home, rollout):
-            rows = home.load + self._added[home.name] + 1
+            rows = home.load + self._added.get(home.name, 0) + 1
             if self._view.rates is None or not self._rule.crowded(self._view, rollout, home, rows):
                 return self._take(home, rollout)
             there = self._least_taken(rollout)
@@ -271,20 +285,31 @@ class _Board:
 
     def _least_taken(self, rollout: RolloutView) -> EngineView | None:
         """The first with room for it."""
-        aside, found = [], None
-        while self._heap and found is None:
-            use, i, seat = heappop(self._heap)
+        if self._rule.needs(self._view, rollout) > self._room:
+            return None
+        heap, aside, found = self._least_first(), [], None
+        while heap and found is None:
+            use, i, seat = heappop(heap)
             if seat.name not in self._seats:
                 continue
             if use < (now := self._use(seat)):
-                heappush(self._heap, (now, i, seat))
+                heappush(heap, (now, i, seat))
                 continue
             aside.append((use, i, seat))
             if self._takes(seat, rollout):
                 found = seat
         for item in aside:
-            heappush(self._heap, item)
+            heappush(heap, item)
         return found
+
+    def _least_first(self) -> list[tuple[float, int, EngineView]]:
+        """A heap of the engines with room; made for the first that fits anywhere."""
+        if self._heap is None:
+            lengths = self._view.lengths
+            self._likely = self._view.max_tokens if lengths is None else remaining_quantile(lengths, 0, q=LIKELY)
+            self._heap = [(self._use(seat), i, seat) for i, seat in enumerate(self._seats.values())]
+            heapify(self._heap)
+        return self._heap
 
     def _waits_for(self, rollout: RolloutView) -> EngineView | None:
         """Its engine, where that holds its KV and is full: a place there will come free."""
@@ -320,23 +345,25 @@ class _Board:
             wanted = self._view.version if rollout.oldest is None else rollout.oldest
             if seat.version != wanted and (wanted in self._versions or seat.version < wanted or rollout.oldest is None):
                 return False
-        return self._rule._fits(self._view, seat, rollout, self._kv[seat.name], own=seat.name == rollout.home)
+        return self._rule._fits(self._view, seat, rollout, self._kv.get(seat.name, 0), own=seat.name == rollout.home)
 
     def _take(self, seat: EngineView, rollout: RolloutView) -> str:
-        self._added[seat.name] += 1
-        self._expected[seat.name] += remaining(self._view, rollout, LIKELY)
+        name = seat.name
+        self._added[name] = self._added.get(name, 0) + 1
+        self._expected[name] = self._expected.get(name, 0.0) + remaining(self._view, rollout, LIKELY)
         if seat.kv_capacity:
-            self._kv[seat.name] += self._rule.needs(self._view, rollout)
-        if seat.load + self._added[seat.name] >= seat.capacity:
-            del self._seats[seat.name]
+            self._kv[name] = self._kv.get(name, 0) + self._rule.needs(self._view, rollout)
+        if seat.load + self._added[name] >= seat.capacity:
+            del self._seats[name]
         return seat.name
 
     def _use(self, seat: EngineView) -> float:
+        kv = seat.kv_running + seat.kv_held + self._kv.get(seat.name, 0)
         return taken(
-            expected=seat.expected + self._expected[seat.name],
+            expected=seat.expected + self._expected.get(seat.name, 0.0),
             mean=self._likely,
             limit=seat.capacity,
-            kv=(seat.kv_running + seat.kv_held + self._kv[seat.name]) / seat.kv_capacity if seat.kv_capacity else 0.0,
+            kv=kv / seat.kv_capacity if seat.kv_capacity else 0.0,
             slowness=seat.slowness,
             slow=seat.slow,
         )
