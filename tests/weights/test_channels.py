@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -326,6 +327,25 @@ def test_an_engine_that_dies_on_its_way_into_the_group_holds_nobody_up():
     assert failed == [
         "gloo: no group with the sender: it was called off: another engine is gone, or the publish was given up"
     ]
+
+
+def test_the_one_that_did_not_come_is_named_and_not_those_that_hear_of_it(monkeypatch):
+    """Those who are there may have failed before the sender says whose fault it is."""
+    plans = plan_buckets(specs_of(tensors()), 20_000, groups=())
+    sink = GlooSink(plans, ["good", "late"], 60.0)
+    store, clock = sink._store, iter([0.0])
+    store.set("here/1", "1")
+
+    def tell(key, value):
+        store.set(key, value)
+        sink.gone("good")
+
+    sink._store = SimpleNamespace(check=store.check, set=tell)
+    monkeypatch.setattr(gloo, "monotonic", lambda: next(clock, 61.0))
+    with pytest.raises(SinkError, match="late did not come to the broadcast") as caught:
+        pump(plans, Plain(tensors()), sink)
+    assert caught.value.engines == ("late",)
+    sink.close()
 
 
 # --- offers ----------------------------------------------------------------------------------------------------------

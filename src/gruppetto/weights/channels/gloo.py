@@ -91,16 +91,17 @@ class GlooSink(Sink):
                 break
             _pause()
         if waiting or self._gone or self._closed:
+            late = sorted(self._gone or waiting)  # before those who are there hear of it, and fail too
             self._store.set("go", "no")
-            late = sorted(self._gone or waiting)
             raise SinkError(f"gloo: {', '.join(late)} did not come to the broadcast", () if self._closed else late)
         self._store.set("go", "yes")
         try:
             self._group = _built(self.address_of(0), self._deadline_s, self._given_up)
         except RuntimeError as error:
+            gone = sorted(self._gone)  # as above
             self._store.set("off", "1")
             self._store = None  # ends the threads that still wait in it, here and at the engines
-            raise SinkError(f"gloo: no group with the engines: {_first_line(error)}", sorted(self._gone)) from None
+            raise SinkError(f"gloo: no group with the engines: {_first_line(error)}", gone) from None
 
     def _missing(self) -> set[str]:
         """Engines that have not reported yet."""
