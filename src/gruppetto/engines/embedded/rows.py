@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult
 from gruppetto.engines.embedded.sampling import uniforms
 from gruppetto.engines.embedded.stops import Decode, StopMatcher
-from gruppetto.errors import UserError
+from gruppetto.engines.refused import refuse_unservable
 from gruppetto.types import Segment, TokenKind
 
 
@@ -90,38 +90,6 @@ class Row:
 
 def row_for(request: GenerateRequest, order: int, *, context: int, vocab: int, has_decode: bool) -> Row:
     """A row for a request that can be served; `UserError` otherwise. The context's end counts as the budget's."""
-    check(request, vocab=vocab, has_decode=has_decode)
+    refuse_unservable(request, context=context, can_decode=has_decode, vocab=vocab)
     room = context - len(request.token_ids)
-    if room <= 0:
-        raise UserError(
-            f"request {request.rid}: {len(request.token_ids)} tokens leave no room to generate in a context of "
-            f"{context}; send at most {context - 1} tokens or write engine.context = {len(request.token_ids) * 2}"
-        )
     return Row(request, order, list(request.token_ids), min(request.sampling.max_tokens, room))
-
-
-def check(request: GenerateRequest, *, vocab: int, has_decode: bool) -> None:
-    """Raises `UserError` for the first thing that is wrong with a request."""
-    s, ids, rid = request.sampling, request.token_ids, request.rid
-    if s.max_tokens < 1:
-        raise UserError(f"request {rid}: max_tokens = {s.max_tokens} leaves no budget; send nothing, or 1 or more")
-    if not ids:
-        raise UserError(f"request {rid}: no tokens; a prompt needs at least 1 (the tokenizer's bos token will do)")
-    if min(ids) < 0 or max(ids) >= vocab:
-        bad = next(i for i in ids if not 0 <= i < vocab)
-        raise UserError(
-            f"request {rid}: token id {bad} is outside the model's vocabulary of {vocab}; check the tokenizer"
-        )
-    if not 0 <= request.made <= len(ids):
-        raise UserError(f"request {rid}: made = {request.made} of {len(ids)} tokens; write 0 to {len(ids)}")
-    if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0:
-        raise UserError(
-            f"request {rid}: temperature = {s.temperature}, top_p = {s.top_p}, top_k = {s.top_k}; "
-            "write temperature >= 0, 0 < top_p <= 1, top_k >= 0"
-        )
-    if "" in s.stop:
-        raise UserError(f"request {rid}: an empty stop string would stop everywhere; leave it out")
-    if s.stop and not has_decode:
-        raise UserError(
-            f"request {rid}: stop = {s.stop!r} needs the tokenizer's decode; give the engine one, or use stop_ids"
-        )

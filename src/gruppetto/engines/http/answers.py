@@ -14,37 +14,10 @@ from dataclasses import replace
 from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult
 from gruppetto.engines.embedded.stops import StopMatcher
 from gruppetto.engines.http.wire import Made
-from gruppetto.errors import EngineError, UserError
+from gruppetto.errors import EngineError
 from gruppetto.types import Segment, TokenKind
 
 Decode = Callable[[Sequence[int]], str]
-
-
-def check(request: GenerateRequest, context: int, decode: Decode | None) -> None:
-    """Raises `UserError` for the first thing that every server would refuse."""
-    s, ids, rid = request.sampling, request.token_ids, request.rid
-    if s.max_tokens < 1:
-        raise UserError(f"request {rid}: max_tokens = {s.max_tokens} leaves no budget; send nothing, or 1 or more")
-    if not ids:
-        raise UserError(f"request {rid}: no tokens; a prompt needs at least 1 (the tokenizer's bos token will do)")
-    if len(ids) >= context:
-        raise UserError(
-            f"request {rid}: {len(ids)} tokens leave no room to generate in a context of {context}; send at most "
-            f"{context - 1} tokens or write engine.context = {len(ids) * 2}"
-        )
-    if not 0 <= request.made <= len(ids):
-        raise UserError(f"request {rid}: made = {request.made} of {len(ids)} tokens; write 0 to {len(ids)}")
-    if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0:
-        raise UserError(
-            f"request {rid}: temperature = {s.temperature}, top_p = {s.top_p}, top_k = {s.top_k}; "
-            "write temperature >= 0, 0 < top_p <= 1, top_k >= 0"
-        )
-    if "" in s.stop:
-        raise UserError(f"request {rid}: an empty stop string would stop everywhere; leave it out")
-    if s.stop and decode is None:
-        raise UserError(
-            f"request {rid}: stop = {s.stop!r} needs the tokenizer's decode; give the engine one, or use stop_ids"
-        )
 
 
 def within(request: GenerateRequest, context: int) -> GenerateRequest:

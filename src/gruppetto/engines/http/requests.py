@@ -15,10 +15,11 @@ from typing import Any
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, GenerateResult, PauseMode
 from gruppetto.engines.http.account import Account, Told
-from gruppetto.engines.http.answers import check, result_of, within
+from gruppetto.engines.http.answers import result_of, within
 from gruppetto.engines.http.calls import Call, Calls
 from gruppetto.engines.http.errors import Lost, Refused, Unavailable
 from gruppetto.engines.http.wire import Deadlines, Facts, Made, Wire
+from gruppetto.engines.refused import refuse_unservable
 from gruppetto.errors import EngineError, UserError
 from gruppetto.rng import stream
 
@@ -64,7 +65,7 @@ class HttpRequests(Engine):
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Samples until a stop, the budget or an abort. Cancelling the call aborts the request."""
         self._living()
-        check(request, self.settings.context, self.settings.decode)
+        refuse_unservable(request, context=self.settings.context, can_decode=self.settings.decode is not None)
         call = self._calls.begin(within(request, self.settings.context))
         try:
             return await self._to_its_end(call)
