@@ -151,8 +151,9 @@ class Busy(set):
 
     def add(self, what):
         if what is not None:
+            if not self:
+                self._now.touch()
             super().add(what)
-            self._now.touch()
 
     def discard(self, what):
         super().discard(what)

@@ -6,25 +6,34 @@ As a program it is `gruppetto` with such an engine: `python few_steps.py FILE se
 import sys
 import time
 
+import torch
+
 from gruppetto.engines.embedded.core import Core
 
 STEPS = 10
 
 
-def few_steps(file, steps=STEPS, plain=Core.step):
-    """`Core.step` that decodes at most so many steps while `file` is there, and then waits for it to be gone. What is
-    asked of the engine meanwhile is done: each call returns soon."""
-    left = {}
+def few_steps(file, plain=Core.step):
+    """`Core.step` that decodes at most `STEPS` times while `file` is there, and as often again when it is touched;
+    then it waits. What is asked of the engine meanwhile is done, and requests enter: each call returns soon."""
+    seen = {}
 
+    @torch.inference_mode()
     def step(core):
-        if not file.exists():
-            left.clear()
-        elif left.setdefault(core, steps):
-            left[core] -= 1
-        else:
-            time.sleep(0.002)
-            return []
-        return plain(core)
+        try:
+            touched = file.stat().st_mtime_ns
+        except FileNotFoundError:
+            seen.clear()
+            return plain(core)
+        if core not in seen or seen[core][0] != touched:
+            seen[core] = touched, core.decode_steps
+        if core.decode_steps < seen[core][1] + STEPS:
+            return plain(core)
+        core._admit()
+        if core._prefilling:
+            return plain(core)
+        time.sleep(0.002)
+        return []
 
     return step
 

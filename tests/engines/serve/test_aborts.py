@@ -4,24 +4,24 @@ import asyncio
 
 import aiohttp
 import pytest
-from engines.serve.wire import LONG, events, get, ok, post, running, start
+from engines.serve.wire import LONG, creeping, decoding, events, get, ok, post, running, start
 
 QUEUED = {"type": "abort", "message": "Abort in waiting queue"}
 
 
 async def ended(task):
     """The answer of an aborted request: data with 200, never a failure."""
-    status, found = await asyncio.wait_for(task, 10)
+    status, found = await asyncio.wait_for(task, 60)
     assert status == 200
     assert found["meta_info"]["finish_reason"]["type"] == "abort"
     assert len(found["meta_info"]["output_token_logprobs"]) == len(found["output_ids"])
     return found
 
 
-async def test_an_abort_gives_what_was_made_and_leaves_rids_that_begin_alike(http):
+async def test_an_abort_gives_what_was_made_and_leaves_rids_that_begin_alike(http, held):
     tasks = {rid: start(http, rid) for rid in ("ab", "abc", "a")}
     await running(http, 3)
-    await asyncio.sleep(0.1)
+    await decoding(http, held)
     await ok(http, "/abort_request", {"rid": "ab", "abort_message": "enough"})
     found = await ended(tasks["ab"])
     assert found["meta_info"]["finish_reason"]["message"] == "enough"
@@ -35,18 +35,19 @@ async def test_an_abort_gives_what_was_made_and_leaves_rids_that_begin_alike(htt
         await ended(tasks[rid])
 
 
-async def test_an_abort_twice_or_of_nobody_is_fine(http):
+async def test_an_abort_twice_or_of_nobody_is_fine(http, held):
     task = start(http, "twice")
     await running(http, 1)
     await asyncio.gather(*(ok(http, "/abort_request", {"rid": "twice"}) for _ in range(5)))
     await ended(task)
     for body in ({"rid": "twice"}, {"rid": ""}, {"rid": "nobody"}, {}, {"rid": None, "abort_all": False}):
         assert await ok(http, "/abort_request", body) == ""
+    held.unlink()
     again = start(http, "twice", max_new_tokens=3)
     assert (await again)[1]["meta_info"]["finish_reason"]["type"] == "length"
 
 
-async def test_a_queued_request_comes_back_empty_without_the_fields_of_one_that_ran(http):
+async def test_a_queued_request_comes_back_empty_without_the_fields_of_one_that_ran(http, held):
     tasks = [start(http, f"q{i}") for i in range(6)]
     await running(http, 4, waiting=2)
     await ok(http, "/abort_request", {"rid": "q5"})
@@ -62,7 +63,7 @@ async def test_a_queued_request_comes_back_empty_without_the_fields_of_one_that_
     await running(http, 0, waiting=0)
 
 
-async def test_a_batch_is_aborted_under_the_rid_that_it_was_sent_with(http):
+async def test_a_batch_is_aborted_under_the_rid_that_it_was_sent_with(http, held):
     body = {"rid": "b", "input_ids": [[1], [2]], "sampling_params": LONG, "return_logprob": True}
     batch = asyncio.ensure_future(post(http, "/generate", body))
     other = start(http, "b_7")
@@ -85,25 +86,26 @@ async def test_a_held_request_can_be_aborted_while_paused(http):
     assert found["meta_info"]["finish_reason"] == QUEUED
 
 
-async def test_a_stream_that_is_aborted_ends_with_what_was_made(http):
+async def test_a_stream_that_is_aborted_ends_with_what_was_made(http, held):
     body = {"rid": "s", "input_ids": [1], "sampling_params": LONG, "stream": True}
     stream = asyncio.ensure_future(events(http, "/generate", body))
     await running(http, 1)
-    await asyncio.sleep(0.1)
+    await decoding(http, held)
     await ok(http, "/abort_request", {"rid": "s"})
     chunks = await stream
     assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert len(chunks[-1]["output_ids"]) > 0
 
 
-async def test_a_rid_is_one_request_at_a_time(http):
+async def test_a_rid_is_one_request_at_a_time(http, held):
     task = start(http, "one")
     await running(http, 1)
     for body in ({"rid": "one", "input_ids": [1]}, {"rid": ["x", "one"], "input_ids": [[1], [2]]}):
         status, found = await post(http, "/generate", body)
         assert status == 400
         assert "'one' is live" in found["error"]["message"]
-    assert (await post(http, "/generate", {"rid": "x", "input_ids": [1]}))[0] == 200
+    other = start(http, "x", max_new_tokens=3)
+    assert (await creeping(other, held))[0] == 200
     await ok(http, "/abort_request", {"rid": "one"})
     await ended(task)
 
@@ -114,7 +116,7 @@ async def aborted(http) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_takes_its_requests_with_it(http, process_url, stream):
+async def test_a_client_that_leaves_takes_its_requests_with_it(http, held, process_url, stream):
     before = await aborted(http)
     async with aiohttp.ClientSession(process_url) as leaving:
         body = {"rid": "left", "input_ids": [[1]] * 6, "sampling_params": LONG, "stream": stream}
@@ -130,7 +132,7 @@ async def test_a_client_that_leaves_takes_its_requests_with_it(http, process_url
     assert await aborted(http) == before + 6
 
 
-async def test_a_request_past_its_deadline_is_503_or_an_error_in_its_stream(open_server):
+async def test_a_request_past_its_deadline_is_503_or_an_error_in_its_stream(open_server, held):
     _, http = await open_server({"request_s": 0.2})
     status, found = await start(http, "late")
     assert status == 503

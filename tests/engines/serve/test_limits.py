@@ -45,7 +45,7 @@ async def test_control_routes_need_the_admins_key_where_there_is_one(open_server
     assert {path for path, status in (await statuses(http, {})).items() if status == 401} == control
 
 
-async def test_control_routes_on_a_port_of_their_own(open_server):
+async def test_control_routes_on_a_port_of_their_own(open_server, held):
     server, http = await open_server(control_port=0)
     control = {route.path for route in ROUTES if route.level is Level.CONTROL}
     user = {route.path for route in ROUTES if route.level is Level.USER}
@@ -87,7 +87,7 @@ async def test_a_body_that_does_not_come_is_given_up(open_server):
     writer.close()
 
 
-async def test_open_requests_have_a_number(open_server):
+async def test_open_requests_have_a_number(open_server, held):
     _, http = await open_server({"open_requests": 3})
     tasks = [start(http, f"r{i}") for i in range(2)]
     await running(http, 2)
@@ -96,6 +96,7 @@ async def test_open_requests_have_a_number(open_server):
     assert found["error"]["retryable"] is True
     await ok(http, "/abort_request", {"abort_all": True})
     await asyncio.gather(*tasks)
+    held.unlink()
     status, found = await post(http, "/generate", {"input_ids": [[1]] * 3, "sampling_params": {"max_new_tokens": 1}})
     assert status == 200
 
@@ -119,7 +120,7 @@ async def test_thousands_are_open_at_once_and_all_come_back(open_server):
     assert not server.hub.calls.live
 
 
-async def test_metrics_and_loads_tell_what_runs(http):
+async def test_metrics_and_loads_tell_what_runs(http, held):
     tasks = [start(http, f"r{i}") for i in range(6)]
     await running(http, 4, waiting=2)
     text = (await get(http, "/metrics"))[1]
@@ -179,11 +180,12 @@ def test_the_command_refuses_in_one_line(tmp_path, tiny_model, capsys):
         assert error.count("\n") == 1
 
 
-async def test_a_dead_engine_is_told_not_hung_on(open_server):
+async def test_a_dead_engine_is_told_not_hung_on(open_server, held):
     server, http = await open_server()
     task = asyncio.ensure_future(post(http, "/generate", {"input_ids": [1], "sampling_params": LONG}))
     await running(http, 1)
     server.hub.engine.calls._thread.serving.core._append = None  # the next step raises on the engine's thread
+    held.unlink()
     status, found = await task
     assert status == 500
     assert "engine served" in found["error"]["message"]

@@ -13,18 +13,22 @@ from gruppetto.cli.main import main
 
 
 async def gone(process):
-    return await asyncio.to_thread(process.wait, 30)
+    return await asyncio.to_thread(process.wait, 100)
 
 
-async def test_sigterm_drains_then_aborts_and_answers_everybody(tiny_model):
-    with serving(str(tiny_model), "--slots", "2", "--context", "2048", "--drain", "0.5") as (url, process):
+async def test_sigterm_drains_then_aborts_and_answers_everybody(tiny_model, held):
+    """It drains for longer than this test looks at it."""
+    sizes = ("--slots", "2", "--context", "2048", "--drain", "5")
+    with serving(str(tiny_model), *sizes, few_steps=held) as (url, process):
         async with aiohttp.ClientSession(url) as http:
             long = [start(http, f"r{i}", max_new_tokens=2000) for i in range(3)]
             body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}, "stream": True}
             stream = asyncio.ensure_future(events(http, "/generate", body))
             await running(http, 2, waiting=2)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(60):
+                while (await get(http, "/ready"))[0] == 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
             status, found = await post(http, "/generate", {"input_ids": [1]})
             assert (status, found["error"]["retryable"]) == (503, True)
             assert (await get(http, "/health"))[0] == (await get(http, "/ready"))[0] == 503

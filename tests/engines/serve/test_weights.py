@@ -1,6 +1,5 @@
 """New weights over HTTP: whole or not at all, labels a token, and nothing unpickled."""
 
-import asyncio
 import base64
 import json
 import pickle
@@ -8,7 +7,7 @@ import pickle
 import pytest
 import torch
 from engines.kit import other_weights
-from engines.serve.wire import LONG, generate, get, ok, packed, post, push, running, start
+from engines.serve.wire import LONG, decoding, generate, get, ok, packed, post, push, running, start
 from safetensors.torch import save_file
 
 from gruppetto.weights.checksum import checksum
@@ -37,16 +36,17 @@ async def back(http, tiny_model):
 
 @pytest.mark.usefixtures("back")
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_a_swap_with_requests_under_way_gives_each_token_its_version(http, other, own, mode):
+async def test_a_swap_with_requests_under_way_gives_each_token_its_version(http, held, other, own, mode):
     task, waiting = start(http, "r"), [start(http, f"w{i}") for i in range(4)]
     await running(http, 4, waiting=1)
     for version, model in ((7, other), (8, own)):
-        await asyncio.sleep(0.02)
+        await decoding(http, held)
         await ok(http, "/pause_generation", {"mode": mode})
         found = await push(http, model, str(version))
         assert found["success"] is True
         assert (await get(http, "/model_info"))[1]["weight_version"] == str(version)
         await ok(http, "/continue_generation")
+    held.unlink()
     meta = (await task)[1]["meta_info"]
     assert [span["version"] for span in meta["weight_versions"]] == ["default", "7", "8"]
     edges = [meta["weight_versions"][0]["start"], *(span["end"] for span in meta["weight_versions"])]
@@ -140,7 +140,7 @@ async def test_pickles_are_refused_unread(http, tmp_path):
 
 
 @pytest.mark.usefixtures("back")
-async def test_a_flush_with_frozen_requests_is_refused_before_anything_changes(http, other):
+async def test_a_flush_with_frozen_requests_is_refused_before_anything_changes(http, held, other):
     task = start(http, "r")
     await running(http, 1)
     await ok(http, "/pause_generation", {"mode": "in_place"})
@@ -189,7 +189,7 @@ async def test_folders_that_cannot_be_loaded(http, tmp_path):
     assert (await generate(http, params=GREEDY))["output_ids"] == before["output_ids"]
 
 
-async def test_a_label_alone_aborts_unless_told_not_to(http):
+async def test_a_label_alone_aborts_unless_told_not_to(http, held):
     task = start(http, "r")
     await running(http, 1)
     await ok(http, "/update_weight_version", {"new_version": "x", "abort_all_requests": False})
@@ -228,14 +228,17 @@ async def test_routes_that_need_a_process_group_say_so(http):
 
 
 @pytest.mark.usefixtures("back")
-async def test_kv_is_shared_by_samples_but_never_by_versions(http, other):
+async def test_kv_is_shared_by_samples_but_never_by_versions(http, held, other):
     prompt, params = list(range(1, 60)), {"n": 4, "max_new_tokens": 30, "ignore_eos": True}
+    held.unlink()
     shared = await generate(http, prompt, params=params)
     assert sorted(one["meta_info"]["cached_tokens"] for one in shared) == [0, 58, 58, 58]
     for swap in (True, False):
+        held.touch()
         task = start(http, "r", prompt)
         await running(http, 1)
         await ok(http, "/pause_generation", {"mode": "in_place"})
+        held.unlink()
         if swap:
             await push(http, other, "2")
         await ok(http, "/continue_generation")

@@ -56,12 +56,34 @@ async def events(http, path, body):
 
 async def running(http, count, waiting=None):
     """Until so many requests run (and wait)."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             load = (await get(http, "/v1/loads"))[1]["loads"][0]
             if load["num_running_reqs"] == count and waiting in (None, load["num_waiting_reqs"]):
                 return
             await asyncio.sleep(0.005)
+
+
+async def decoding(http, held):
+    """Until all that run have made a token more: there are a few steps for it."""
+    before = await _made(http)
+    held.touch()
+    async with asyncio.timeout(60):
+        while await _made(http) <= before:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def _made(http):
+    lines = (await get(http, "/metrics"))[1].splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("sglang:realtime_tokens_total"))
+
+
+async def creeping(task, held):
+    """What a task returns, for which the engine decodes as little as it takes."""
+    while not task.done():
+        held.touch()
+        await asyncio.wait([task], timeout=0.02)
+    return task.result()
 
 
 def packed(tensors) -> str:
