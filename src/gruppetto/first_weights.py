@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gruppetto.config.schema import Config
 from gruppetto.data.tokenizer import HFTokenizer
-from gruppetto.engines.base import Engine, pause_all
+from gruppetto.engines.base import Engine, Sampling, pause_all
 from gruppetto.record.base import Recorder
 from gruppetto.trainer.base import Trainer
 from gruppetto.weights.base import WeightChannel
@@ -39,7 +39,15 @@ async def build_channel(
         order=Order(pause=None if weights.pause == "auto" else weights.pause, release_kv=weights.release_kv),
     )
     apart = config.engine.type != "embedded"
-    probe = probe_for(asked, tokenizer.encode, config.engine.context, trainer, config.engine.args)
+    sampling = Sampling(
+        max_tokens=1,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+    )
+    probe = probe_for(
+        asked, tokenizer.encode, config.engine.context, trainer, sampling=sampling, args=config.engine.args
+    )
     if config.run.deterministic and not apart and within(weights.channel, weights.mode).way == "inprocess":
         probe = "a copy in this process, in a run whose decode steps are counted to be repeated exactly"
     usable = None if isinstance(probe, str) else probe

@@ -127,8 +127,8 @@ class EmbeddedTrainer(Trainer):
                 yield name, tensor
 
     async def token_logprobs(self, token_ids: Sequence[int], last: int) -> list[float]:
-        """Log-probabilities of the last `last` tokens of a sequence, at temperature 1, by the training forward: what an
-        engine with these weights is compared with."""
+        """Log-probabilities of the last `last` tokens of a sequence, at the run's temperature, by the training forward:
+        what an engine with these weights is compared with."""
         return await self._run(self._token_logprobs, token_ids, last)
 
     async def save(self, folder: Path) -> None:
@@ -217,8 +217,7 @@ class EmbeddedTrainer(Trainer):
         piece = cut(0, token_ids, np.arange(len(token_ids)) >= len(token_ids) - last)
         if piece is None:
             return []
-        row, chunk = pack([piece], self._device), self._train.logprob_chunk
-        found, _ = row_logprobs(self._started(), row, temperature=1.0, chunk=chunk, dtype=self._dtype)
+        found, _ = self._logprobs(self._started(), pack([piece], self._device))
         values: list[float] = found.tolist()
         return values
 

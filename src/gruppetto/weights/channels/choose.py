@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gruppetto.engines.base import Engine
+from gruppetto.engines.base import Engine, Sampling
 from gruppetto.errors import UserError
 from gruppetto.weights.base import WeightChannel
 from gruppetto.weights.channels.order import Order, Ordered
@@ -38,10 +38,16 @@ class Asked:
 
 
 def probe_for(
-    asked: Asked, encode: Callable[[str], list[int]], context: int, trainer: object, args: Collection[str] = ()
+    asked: Asked,
+    encode: Callable[[str], list[int]],
+    context: int,
+    trainer: object,
+    *,
+    sampling: Sampling,
+    args: Collection[str] = (),
 ) -> Probe | str:
-    """Of fixed texts, cut to what fits into an engine's `context`; or why none can be: `args` are those that the
-    servers are started with."""
+    """Of fixed texts, cut to what fits into an engine's `context`, sampled as `sampling` says; or why none can be:
+    `args` are those that the servers are started with."""
     reference = getattr(trainer, "token_logprobs", None)
     tokens = min(_TOKENS, context - 1)
     if asked.probe_kl == 0:
@@ -53,7 +59,7 @@ def probe_for(
     if tokens < 1:
         return f"engine.context = {context} has no room for a token of each"
     prompts = [encode(text)[: context - tokens] for text in TEXTS]
-    return Probe(prompts, reference, tokens=tokens, most_kl=asked.probe_kl)
+    return Probe(prompts, reference, tokens=tokens, sampling=sampling, most_kl=asked.probe_kl)
 
 
 async def channel_for(

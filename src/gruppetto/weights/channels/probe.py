@@ -1,8 +1,9 @@
 """Engine against trainer on fixed prompts: the last word on whether the weights are right.
 
-The engine samples a few tokens with their log-probabilities, the trainer computes the same ones. Wrong weights that no
-digest sees (a swapped gate and up half behind a loader, a stale scale that was derived, KV kept from older weights)
-show here. Promises: fixed prompts and seeds, so that two probes of the same weights are the same; a check ends, and
+The engine samples a few tokens as the run samples its own, with their log-probabilities, and the trainer computes the
+same ones. Wrong weights that no digest sees (a swapped gate and up half behind a loader, a stale scale that was
+derived, KV kept from older weights) show here, and log-probabilities that mean something else (before the temperature,
+after top-p). Promises: fixed prompts and seeds, so that two probes of the same weights are the same; a check ends, and
 what an engine fails at is an `EngineError` that says so; a probe does not wait until other requests end by themselves.
 """
 
@@ -11,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gruppetto.engines.base import Engine, GenerateRequest, GenerateResult, Sampling
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.base import MakeRoom
 
 Reference = Callable[[Sequence[int], int], Awaitable[Sequence[float]]]
-"""(tokens, n) -> the trainer's log-probabilities of the last n tokens, at temperature 1."""
+"""(tokens, n) -> the trainer's log-probabilities of the last n tokens, at the temperature that the probe has."""
 
 DEADLINE_S = 120.0
 """A few tokens, from an engine that has room for them."""
@@ -38,8 +39,9 @@ class Comparison:
 
 
 class Probe:
-    """`most_kl` is the alarm, in nats a token: float32 gives below 1e-6, bfloat16 below 1e-2. `deadline_s`: an engine
-    that has not answered by then has failed."""
+    """`tokens` after each prompt, sampled as `sampling` says (None: at temperature 1). `most_kl` is the alarm, in nats
+    a token: float32 gives below 1e-6, bfloat16 below 1e-2. `deadline_s`: an engine that has not answered by then has
+    failed."""
 
     def __init__(
         self,
@@ -47,10 +49,12 @@ class Probe:
         reference: Reference,
         *,
         tokens: int = 8,
+        sampling: Sampling | None = None,
         most_kl: float = 0.02,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        self._prompts, self._reference, self._tokens, self.most_kl = prompts, reference, tokens, most_kl
+        self._prompts, self._reference, self.most_kl = prompts, reference, most_kl
+        self._sampling = replace(sampling or Sampling(max_tokens=tokens), max_tokens=tokens)
         self._deadline_s = deadline_s
         self.last: dict[str, Comparison] = {}
 
@@ -71,10 +75,20 @@ class Probe:
             raise EngineError(
                 engine.name,
                 f"probe of version {version}: mismatch_kl {kl:.3g} nats a token is over {self.most_kl:g}; it does not "
-                "compute with the trainer's weights; where it is meant to compute that much coarser, write a larger "
-                "weights.probe_kl",
+                f"compute with the trainer's weights{self._or_means_others()}; where it is meant to compute that much "
+                "coarser, write a larger weights.probe_kl",
             )
         return found
+
+    def _or_means_others(self) -> str:
+        """What else it may be, where log-probabilities before and after the sampling's own changes differ."""
+        s = self._sampling
+        if s.temperature in (0.0, 1.0) and s.top_p == 1.0 and s.top_k == 0:
+            return ""
+        return (
+            f", or its logprobs are not those after the temperature ({s.temperature:g}) and before top_p and top_k, "
+            "which the trainer computes"
+        )
 
     async def _sampled(self, engine: Engine, version: int, make_room: MakeRoom | None) -> list[GenerateResult]:
         try:
@@ -105,7 +119,7 @@ class Probe:
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _request(self, index: int, prompt: Sequence[int], version: int) -> GenerateRequest:
-        sampling = Sampling(max_tokens=self._tokens, seed=index)
+        sampling = replace(self._sampling, seed=index)
         return GenerateRequest(rid=f"probe-{version}-{index}", token_ids=list(prompt), sampling=sampling)
 
     async def _gaps(self, engine: Engine, version: int, prompt: Sequence[int], result: GenerateResult) -> list[float]:
