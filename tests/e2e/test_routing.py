@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from gruppetto.scheduler import tending
 
 pytestmark = pytest.mark.timeout(400)
 PATIENCE_S = 100
+SLOW_STEPS = Path(__file__).parents[1] / "engines" / "slow_steps.py"
 
 
 class Served:
@@ -33,6 +35,8 @@ class Served:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.model, self.log = str(model), log
+        self.slow = log.with_suffix(".slow")
+        """While it is there the server's engine is slow."""
         self.start()
 
     @property
@@ -40,7 +44,7 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self):
-        command = [sys.executable, "-m", "gruppetto", "serve", self.model, "--port", str(self.port)]
+        command = [sys.executable, str(SLOW_STEPS), str(self.slow), "serve", self.model, "--port", str(self.port)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--slots", "4", "--context", "256", "--drain", "2"],
@@ -57,7 +61,6 @@ class Served:
             return False
 
     def end(self):
-        self.process.send_signal(signal.SIGCONT)
         self.process.kill()
         self.process.wait()
 
@@ -196,14 +199,12 @@ def parked_of(events, engine="sglang-1"):
     return [event for event in stops if event["reason"] == "abort"]
 
 
-def throttle(server, done):
-    """It runs for a twentieth of the time."""
-    end = time.monotonic() + PATIENCE_S
-    while not done() and time.monotonic() < end:
-        server.process.send_signal(signal.SIGSTOP)
-        time.sleep(0.114)
-        server.process.send_signal(signal.SIGCONT)
-        time.sleep(0.006)
+def slow_until(server, done):
+    server.slow.touch()
+    try:
+        until(done)
+    finally:
+        server.slow.unlink()
 
 
 def test_a_server_that_stays_slow_is_lost_and_comes_back(train, enough, servers, beside, monkeypatch, tmp_path):
@@ -224,7 +225,7 @@ def test_a_server_that_stays_slow_is_lost_and_comes_back(train, enough, servers,
     def meanwhile():
         try:
             until(lambda: run.since("publish_end"))
-            throttle(servers[1], lambda: run.since("error", engine="sglang-1"))
+            slow_until(servers[1], lambda: run.since("error", engine="sglang-1"))
             until(gone_on)
         finally:
             enough.set()
@@ -256,7 +257,7 @@ def test_a_slow_server_is_noticed_and_gets_nothing_new(train, enough, servers, b
     def meanwhile():
         try:
             until(lambda: run.since("publish_end"))
-            throttle(servers[1], lambda: starts(run.since("pace", slow=True), "sglang-0"))
+            slow_until(servers[1], lambda: starts(run.since("pace", slow=True), "sglang-0"))
         finally:
             enough.set()
 
