@@ -65,7 +65,7 @@ async def publish(engine, model, version=1, bucket_bytes=300_000, mode="keep"):
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

@@ -75,12 +75,15 @@ async def test_a_bad_request_fails_alone(open_engine):
     assert engine.stats().outstanding == 0
 
 
-async def test_pause_keep_holds_and_resume_goes_on_with_the_same_bits(open_engine):
+async def test_pause_keep_holds_and_resume_goes_on_with_the_same_bits(open_engine, held):
+    held.unlink()
     engine = await open_engine(deterministic=True)
     want = bits(await engine.generate(request("x", [1, 2], max_tokens=150, seed=3)))
+    held.touch()
     (call,) = spawn(engine, [request("x", [1, 2], max_tokens=150, seed=3)])
     await until(lambda: engine.stats().running == 1 and engine.stats().kv_tokens > 10)
     await engine.pause("keep")
+    held.unlink()
     held = engine.stats()
     late = spawn(engine, [request("late", [1])])
     await asyncio.sleep(0.02)

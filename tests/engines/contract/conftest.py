@@ -8,10 +8,10 @@ collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
-def served_url(tiny_model):
+def served_url(tiny_model, holding):
     from engines.contract.kinds import CONTEXT, SLOTS, served
 
-    with served(tiny_model, "--slots", str(SLOTS), "--context", str(CONTEXT)) as url:
+    with served(tiny_model, "--slots", str(SLOTS), "--context", str(CONTEXT), few_steps=holding) as url:
         yield url
 
 

@@ -16,6 +16,7 @@ from gruppetto.engines.http.wire import Deadlines
 
 ROOT = Path(__file__).parents[3]
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+FEW_STEPS = ROOT / "tests" / "engines" / "few_steps.py"
 SLOTS, CONTEXT = 8, 1024
 KINDS = ("embedded", "served", "served-stream", "scripted", "vllm", "vllm-stream")
 
@@ -73,9 +74,10 @@ class Kind:
 
 
 @contextlib.contextmanager
-def served(model, *arguments):
-    """`gruppetto serve` as a process: its URL."""
-    command = [sys.executable, "-m", "gruppetto", "serve", str(model), *arguments, "--port", "0"]
+def served(model, *arguments, few_steps=None):
+    """`gruppetto serve` as a process: its URL. Its engine decodes few steps while a file `few_steps` is there."""
+    program = ["-m", "gruppetto"] if few_steps is None else [str(FEW_STEPS), str(few_steps)]
+    command = [sys.executable, *program, "serve", str(model), *arguments, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from engines.contract.kinds import CONTEXT, SLOTS
 from engines.contract.truth import truth_of
+from engines.contract.waits import back, made_some
 from engines.kit import bits, ids_of, logprobs_of, other_weights, publish, request, spawn, until
 
 from gruppetto.data.tokenizer import HFTokenizer
@@ -17,24 +18,6 @@ from gruppetto.weights.checksum import checksum
 pytestmark = pytest.mark.timeout(420)
 PROMPT = [10, 20, 30, 40]
 LONG = CONTEXT - 20
-
-
-async def back(calls, within=60):
-    async with asyncio.timeout(within):
-        return await asyncio.gather(*calls)
-
-
-async def made_some(kind, engine, count=1):
-    """Waits until requests have made tokens, as the engine counts them."""
-    await until(lambda: engine.stats().running >= count)
-
-    async def made():
-        return (await engine.wire.told()).generated if kind.over_http else engine.stats().decode_tokens_total
-
-    before = await made()
-    async with asyncio.timeout(60):
-        while await made() <= before:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def close_to(kind, truth, ids, result, temperature=1.0):
@@ -139,35 +122,37 @@ async def test_what_cannot_be_served_is_the_users_error(engine):
     assert (await engine.generate(request("g", PROMPT))).num_tokens == 8
 
 
-async def test_a_live_rid_is_refused(kind, engine):
+async def test_a_live_rid_is_refused(kind, engine, held):
     call = spawn(engine, [request("a", PROMPT, max_tokens=LONG)])
-    await made_some(kind, engine)
+    await made_some(kind, engine, held)
     with pytest.raises(EngineError, match="already live"):
         await engine.generate(request("a", PROMPT))
     await engine.abort()
     await back(call)
+    held.unlink()
     assert (await engine.generate(request("a", PROMPT))).num_tokens == 8
 
 
 # -- aborts -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_abort_meets_its_own_rid_only_and_returns_what_was_made(kind, engine):
+async def test_an_abort_meets_its_own_rid_only_and_returns_what_was_made(kind, engine, held):
     rids = ["r1", "r11", "r", "R1"]
     calls = spawn(engine, [request(rid, PROMPT, max_tokens=LONG, seed=n) for n, rid in enumerate(rids)])
-    await made_some(kind, engine, 4)
+    await made_some(kind, engine, held, 4)
     assert await engine.abort("r1") == 1
     result = (await back(calls[:1]))[0]
     assert result.finish is EngineFinish.ABORT
     assert len(ids_of(result)) == len(logprobs_of(result)) < LONG
+    held.unlink()
     results = await back(calls[1:])
     assert [(r.finish, r.num_tokens) for r in results] == [(EngineFinish.LENGTH, LONG)] * 3
 
 
-async def test_abort_all_twice_and_of_nobody(kind, engine):
+async def test_abort_all_twice_and_of_nobody(kind, engine, held):
     assert await engine.abort("nobody") == 0
     calls = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(4)])
-    await made_some(kind, engine, 4)
+    await made_some(kind, engine, held, 4)
     assert await engine.abort() == 4
     await engine.abort()
     assert {r.finish for r in await back(calls)} == {EngineFinish.ABORT}
@@ -175,9 +160,9 @@ async def test_abort_all_twice_and_of_nobody(kind, engine):
     assert engine.stats().outstanding == 0
 
 
-async def test_what_is_queued_can_be_aborted(kind, engine):
+async def test_what_is_queued_can_be_aborted(kind, engine, held):
     calls = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(SLOTS + 3)])
-    await made_some(kind, engine, SLOTS)
+    await made_some(kind, engine, held, SLOTS)
     last = f"r{SLOTS + 2}"
     assert await engine.abort(last) == 1
     queued = (await back(calls[-1:]))[0]
@@ -194,21 +179,25 @@ async def test_an_abort_at_once_is_not_lost(engine):
         assert (await back(call))[0].finish is EngineFinish.ABORT
 
 
-async def test_a_cancelled_call_frees_its_slot(kind, engine):
+async def test_a_cancelled_call_frees_its_slot(kind, engine, held):
     calls = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(SLOTS)])
-    await made_some(kind, engine, SLOTS)
+    await made_some(kind, engine, held, SLOTS)
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+    held.unlink()
     assert (await engine.generate(request("r0", PROMPT))).num_tokens == 8
     await until(lambda: engine.stats().outstanding == 0)
 
 
-async def test_going_on_from_kept_tokens_is_going_on(kind, fresh):
+async def test_going_on_from_kept_tokens_is_going_on(kind, fresh, held):
+    held.unlink()
     whole = ids_of(await fresh.generate(request("w", PROMPT, temperature=0.0, max_tokens=40)))
+    held.touch()
     call = spawn(fresh, [request("a", PROMPT, temperature=0.0, max_tokens=40)])
-    await made_some(kind, fresh)
+    await made_some(kind, fresh, held)
     await fresh.abort("a")
+    held.unlink()
     made = ids_of((await back(call))[0])
     assert made == whole[: len(made)]
     if len(made) < 40:
@@ -223,10 +212,11 @@ async def test_going_on_from_kept_tokens_is_going_on(kind, fresh):
 # -- pause ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pause_that_keeps_holds_what_runs_and_what_comes(kind, engine):
+async def test_a_pause_that_keeps_holds_what_runs_and_what_comes(kind, engine, held):
     running = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(2)])
-    await made_some(kind, engine, 2)
+    await made_some(kind, engine, held, 2)
     await engine.pause("keep")
+    held.unlink()
     coming = spawn(engine, [request("new", PROMPT)])
     done, _ = await asyncio.wait([*running, *coming], timeout=0.5)
     assert not done
@@ -236,10 +226,11 @@ async def test_a_pause_that_keeps_holds_what_runs_and_what_comes(kind, engine):
     assert {r.finish for r in results} == {EngineFinish.LENGTH}
 
 
-async def test_a_pause_that_aborts_returns_what_runs_and_holds_what_comes(kind, engine):
+async def test_a_pause_that_aborts_returns_what_runs_and_holds_what_comes(kind, engine, held):
     running = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(SLOTS + 2)])
-    await made_some(kind, engine, SLOTS)
+    await made_some(kind, engine, held, SLOTS)
     await engine.pause("abort")
+    held.unlink()
     assert {r.finish for r in await back(running)} == {EngineFinish.ABORT}
     coming = spawn(engine, [request("new", PROMPT), request("gone", PROMPT)])
     done, _ = await asyncio.wait(coming, timeout=0.3)
@@ -250,11 +241,12 @@ async def test_a_pause_that_aborts_returns_what_runs_and_holds_what_comes(kind, 
     assert (await back(coming[:1]))[0].num_tokens == 8
 
 
-async def test_an_abort_while_paused_returns_the_tokens(kind, engine):
+async def test_an_abort_while_paused_returns_the_tokens(kind, engine, held):
     calls = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(2)])
-    await made_some(kind, engine, 2)
+    await made_some(kind, engine, held, 2)
     await engine.pause("keep")
     await engine.pause("keep")
+    held.unlink()
     assert await engine.abort("r0") == 1
     if kind.scripted or kind.name.startswith("vllm"):
         await engine.resume()  # these return it with the next step
@@ -267,10 +259,11 @@ async def test_an_abort_while_paused_returns_the_tokens(kind, engine):
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-async def test_versions_are_of_the_weights_that_made_the_token(kind, fresh):
+async def test_versions_are_of_the_weights_that_made_the_token(kind, fresh, held):
     calls = spawn(fresh, [request(f"r{n}", PROMPT, max_tokens=LONG, seed=n) for n in range(3)])
-    await made_some(kind, fresh, 3)
+    await made_some(kind, fresh, held, 3)
     await bring(kind, fresh)
+    held.unlink()
     results = await back(calls)
     assert fresh.stats().version == 1
     old, new = truth_of(kind, 0), truth_of(kind, 1)
@@ -297,24 +290,28 @@ async def test_no_prefix_of_older_weights_is_used_again(kind, fresh):
     close_to(kind, truth_of(kind, 1), prompt, after)
 
 
-async def test_an_update_after_an_abort_pause(kind, fresh):
+async def test_an_update_after_an_abort_pause(kind, fresh, held):
     calls = spawn(fresh, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(2)])
-    await made_some(kind, fresh, 2)
+    await made_some(kind, fresh, held, 2)
     await bring(kind, fresh, mode="abort")
+    held.unlink()
     assert {s.version for r in await back(calls) for s in r.segments} <= {0}
     result = await fresh.generate(request("n", PROMPT, max_tokens=6))
     close_to(kind, truth_of(kind, 1), PROMPT, result)
 
 
-async def test_kept_kv_never_meets_new_requests(kind):
+async def test_kept_kv_never_meets_new_requests(kind, held):
+    held.unlink()
     engine = await kind.open(keep_kv=True)
     if kind.over_http and not kind.scripted:
         await bring(kind, engine, 0, back_to_first=True)
     prompt = [7, 9] * 70
     await engine.generate(request("warm", prompt, temperature=0.0, max_tokens=4))
+    held.touch()
     calls = spawn(engine, [request("r", PROMPT, max_tokens=LONG, seed=1)])
-    await made_some(kind, engine)
+    await made_some(kind, engine, held)
     await bring(kind, engine)
+    held.unlink()
     after = await engine.generate(request("c", prompt, temperature=0.0, max_tokens=6))
     close_to(kind, truth_of(kind, 1), prompt, after)
     assert (await back(calls))[0].num_tokens == LONG
@@ -383,9 +380,9 @@ async def test_more_requests_than_slots_all_come_back(engine):
     assert len({tuple(bits(r)[0]) for r in results}) > count // 2
 
 
-async def test_closing_ends_every_call_with_what_it_made(kind, engine):
+async def test_closing_ends_every_call_with_what_it_made(kind, engine, held):
     calls = spawn(engine, [request(f"r{n}", PROMPT, max_tokens=LONG) for n in range(SLOTS + 2)])
-    await made_some(kind, engine, 2)
+    await made_some(kind, engine, held, 2)
     await engine.close()
     await engine.close()
     assert {r.finish for r in await back(calls)} == {EngineFinish.ABORT}

@@ -45,7 +45,7 @@ async def open_front():
         yield start
 
 
-async def until(true, within_s=10.0):
+async def until(true, within_s=60.0):
     """Waits until it holds."""
     async with asyncio.timeout(within_s):
         while not true():  # noqa: ASYNC110

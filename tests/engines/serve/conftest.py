@@ -33,24 +33,6 @@ def serving(*arguments: str, few_steps: Path | None = None):
 
 
 @pytest.fixture(scope="session")
-def holding(tmp_path_factory):
-    return tmp_path_factory.mktemp("holding") / "now"
-
-
-@pytest.fixture
-def held(holding, monkeypatch):
-    """A file; while it is there servers decode few steps only (`few_steps`), so that what a test began goes on."""
-    from engines.few_steps import few_steps
-
-    from gruppetto.engines.embedded.core import Core
-
-    monkeypatch.setattr(Core, "step", few_steps(holding))
-    holding.touch()
-    yield holding
-    holding.unlink(missing_ok=True)
-
-
-@pytest.fixture(scope="session")
 def process_url(tiny_model, holding):
     sizes = ("--slots", "4", "--context", "512")
     with serving(str(tiny_model), *sizes, "--served-model-name", "tiny", few_steps=holding) as (url, _):
