@@ -22,8 +22,8 @@ from gruppetto.engines.http.watching import Watch
 from gruppetto.routing.rules import Rules
 from gruppetto.scheduler import tending
 
-pytestmark = pytest.mark.timeout(400)
-PATIENCE_S = 100
+pytestmark = pytest.mark.timeout(1000)
+PATIENCE_S = 250
 SLOW_STEPS = Path(__file__).parents[1] / "engines" / "slow_steps.py"
 
 
