@@ -38,6 +38,8 @@ UPDATES = frozenset(
 
 _LAST = ("/end_weight_update", "/update_weights_from_disk")
 """After which an engine has all of the weights."""
+_SHOWN = 4096
+"""Bytes of an answer that is no JSON."""
 
 FANNED = (
     *sorted(UPDATES),
@@ -138,8 +140,8 @@ async def ask_all(
 def _value(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body) if body else None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return body.decode(errors="replace").strip()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return body[:_SHOWN].decode(errors="replace").strip()
 
 
 def _read(body: bytes) -> _Control:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import isnan
 
 import msgspec
 from aiohttp import web
@@ -31,7 +32,10 @@ _HOP = frozenset(
 _BACK = (b"retry-after", b"x-request-id", b"cache-control")
 _FAILED = Outcome(ok=False)
 _REST_S = 1.0
-"""That an engine is left alone after a refusal."""
+"""That an engine is left alone after a refusal; where it says longer, no longer than the next."""
+_LONGEST_REST_S = 30.0
+_TOLD_S = 5.0
+"""For the last words of a stream."""
 
 
 @dataclass(slots=True)
@@ -154,8 +158,12 @@ class _Exchange:
 
     def __init__(self, fleet: Fleet, served: Served, request: web.BaseRequest, live: Live, *, final: bool) -> None:
         self._fleet, self._served, self._request, self._live, self._final = fleet, served, request, live, final
-        self.prepared = False
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def prepared(self) -> bool:
         """The client has had some of the answer."""
+        return self._response is not None
 
     async def run(self, sent: Sent) -> tuple[web.StreamResponse, Outcome] | None:
         """The answer, given to the client; None for a refusal. Raises `NotSent` and `Broken`."""
@@ -180,7 +188,10 @@ class _Exchange:
             return found
         except TimeoutError:
             connection.close()
-            raise Refusal(f"the request took more than {limits.request_s:g} s on {served.url}", 504) from None
+            late = f"the request took more than {limits.request_s:g} s on {served.url}"
+            if self._response is None:
+                raise Refusal(late, 504) from None
+            return await self._end(self._response, late), _FAILED
         except BaseException:
             connection.close()
             raise
@@ -208,7 +219,7 @@ class _Exchange:
         response = web.StreamResponse(status=head.status)
         response.headers["Content-Type"] = head.get(b"content-type")
         response.headers["Cache-Control"] = "no-cache"
-        self.prepared = True
+        self._response = response
         await response.prepare(self._request)
         tokens = events = 0
         cached = None
@@ -223,19 +234,30 @@ class _Exchange:
                     ticket.seen = tokens or events
                 piece = await connection.piece()
         except Broken as error:
-            await response.write(_error_event(f"{self._served.url}: {error}; what came before is all there is"))
-            await response.write_eof()
+            await self._end(response, f"{self._served.url}: {error}")
             await _gone(self._fleet, self._served)
             return response, _FAILED
         await response.write_eof()
         return response, Outcome(tokens=tokens or max(1, events - 1), cached=cached)
 
+    async def _end(self, response: web.StreamResponse, why: str) -> web.StreamResponse:
+        """A stream that does not go on: its client is told so, unless it takes nothing any more."""
+        try:
+            async with asyncio.timeout(_TOLD_S):
+                await response.write(_error_event(f"{why}; what came before is all there is"))
+                await response.write_eof()
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+        return response
+
 
 def _rest_s(head: Head) -> float:
     try:
-        return min(30.0, max(0.1, float(head.get(b"retry-after"))))
+        seconds = float(head.get(b"retry-after"))
     except ValueError:
         return _REST_S
+    return min(_LONGEST_REST_S, max(0.1, seconds)) if not isnan(seconds) else _REST_S
 
 
 def _error_event(message: str) -> bytes:

@@ -3,19 +3,25 @@
 Written on `asyncio.Protocol`, since a general client costs several times what a request through the router may take.
 It knows what engines send: a status line, headers, and a body by Content-Length, in chunks, or until the end.
 
-Promises: what has been read ahead of its reader is bounded (the socket is no longer read); an answer that breaks off is
-`Broken`, with `begun` telling whether any of it had come; a connection is reused only after a whole answer.
+Promises: what has been read ahead of its reader is bounded (the socket is no longer read), and so is an answer that is
+wanted whole; an answer that breaks off or is no HTTP is `Broken`, with `begun` telling whether any of it had come, and
+never a shorter one; a connection is reused only after a whole answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from typing import cast
 
 _HEAD_BYTES = 1 << 16
 _AHEAD = 1 << 18
 """Bytes of a stream that may be here and not read."""
+_WHOLE_BYTES = 1 << 30
+"""Of an answer that is wanted whole: beyond it a server sends without end."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no header holds, and what nobody would pass on."""
 
 
 class Broken(Exception):
@@ -70,8 +76,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if not self._whole and self._head is not None and self._left < 0 and not self._chunked and exc is None:
-            self._whole = True  # a body without a length ends so
+        ends_so = self._head is not None and self._left < 0 and not self._chunked and exc is None
+        if not self._whole and ends_so and self._broken is None:
+            self._whole = True  # a body without a length
         self._broken = self._broken or f"the connection ended ({exc or 'closed'})"
         self._wake()
 
@@ -111,18 +118,17 @@ class Connection(asyncio.Protocol):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read_head(self) -> None:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > _HEAD_BYTES:
-                raise ValueError("a head without an end")
-            return
-        head = _parse(bytes(self._buffer[:end]))
-        rest = bytes(self._buffer[end + 4 :])
+        head = None
+        while head is None or head.status < 200:  # what informs only is passed over
+            end = self._buffer.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._buffer) > _HEAD_BYTES:
+                    raise ValueError("a head without an end")
+                return
+            head = _parse(bytes(self._buffer[:end]))
+            del self._buffer[: end + 4]
+        rest = bytes(self._buffer)
         self._buffer.clear()
-        if 100 <= head.status < 200:
-            self._buffer += rest
-            self._read_head()
-            return
         self._head = head
         headers = head.headers
         self._kept = b"close" not in headers.get(b"connection", b"").lower()
@@ -225,10 +231,15 @@ class Connection(asyncio.Protocol):
         return self._head
 
     async def whole(self) -> bytes:
-        """The rest of the body. Raises `Broken`."""
+        """The rest of the body. Raises `Broken`, also for one that has no end."""
         found: list[bytes] = []
+        size = 0
         while piece := await self.piece():
             found.append(piece)
+            size += len(piece)
+            if size > _WHOLE_BYTES:
+                self.fail(f"an answer of more than {_WHOLE_BYTES} bytes")
+                raise Broken(f"an answer of more than {_WHOLE_BYTES} bytes", begun=True)
         return found[0] if len(found) == 1 else b"".join(found)
 
     async def piece(self) -> bytes:
@@ -265,12 +276,17 @@ def _parse(raw: bytes) -> Head:
     version, _, rest = lines[0].partition(b" ")
     if not version.startswith(b"HTTP/1."):
         raise ValueError(f"it begins {raw[:20]!r}")
-    head = Head(int(rest[:3]))
+    status = rest[:3]
+    if not status.isdigit() or not 100 <= int(status) <= 599:
+        raise ValueError(f"its status is {rest[:20]!r}")
+    head = Head(int(status))
     if version == b"HTTP/1.0":
         head.headers[b"connection"] = b"close"
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon:
             raise ValueError(f"a header without a colon: {line[:40]!r}")
+        if _CONTROL.search(line):
+            raise ValueError(f"a header with control characters: {line[:40]!r}")
         head.headers[name.lower()] = value.strip()
     return head

@@ -101,7 +101,7 @@ async def add_worker(fleet: Fleet, request: web.BaseRequest) -> web.StreamRespon
         body = await read_body(request, 1 << 16, fleet.settings.limits.body_s)
         try:
             url = msgspec.json.decode(body, type=_Url).url
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(f'the body does not fit: {error}; write {{"url": "http://HOST:PORT"}}') from None
     served = fleet.add(url)
     fleet.start_watching(served)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gruppetto.clock import now
 from gruppetto.engines.router.http1 import Broken, Connection, Head
@@ -29,20 +29,27 @@ class NotSent(Exception):
         self.refused = refused
 
 
+def _parts(url: str) -> SplitResult | None:
+    """None for what is no address that could be connected to."""
+    try:
+        parts = urlsplit(url)
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:  # also of a port, and of a host with labels that no name has
+        return None
+    written = url.isascii() and url.isprintable() and not set(url) & set(' "\\<>')
+    return parts if written and parts.scheme in ("http", "https") and host and not parts.query else None
+
+
 class Upstream:
     """One engine. `key` is sent to it as its API key, "" = none."""
 
     def __init__(self, url: str, key: str = "", *, connect_s: float = 5.0) -> None:
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or port == -1:
-            raise UserError(f"--engine {url!r} is no address of an engine; write one like http://127.0.0.1:30000")
+        parts = _parts(url)
+        if parts is None or not parts.hostname:
+            raise UserError(f"--engine {url[:200]!r} is no address of an engine; write one like http://127.0.0.1:30000")
         self.url = url.rstrip("/")
         self._host, self._path = parts.hostname, parts.path.rstrip("/")
-        self._port = port or (443 if parts.scheme == "https" else 80)
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host_line = b"Host: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
         self.key_line = b"Authorization: Bearer " + key.encode() + b"\r\n" if key else b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from math import inf, nan
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 _BEAT_S = 0.2
 _LATE_S = 0.5
 _JSON = b"Content-Type: application/json\r\n"
+_MOST = 1e12
+"""Of anything that is counted."""
 
 
 class _Missed(Exception):
@@ -185,12 +188,12 @@ def sglang_reading(body: bytes, at: float) -> Reading | None:
     """`/v1/loads`, all ranks together; None where it is something else."""
     try:
         ranks = msgspec.json.decode(body, type=_Loads).loads
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if not ranks:
         return None
     usages = [rank.token_usage for rank in ranks if rank.token_usage is not None]
-    return Reading(
+    return _possible(
         at=at,
         kv=max(usages) if usages else None,
         running=sum(rank.num_running_reqs for rank in ranks),
@@ -209,21 +212,48 @@ def vllm_reading(text: str, at: float) -> Reading | None:
     """vLLM's Prometheus gauges; None where there are none."""
     found: dict[str, float] = {}
     for name, value in _GAUGE.findall(text):
-        found[name] = found.get(name, 0.0) + float(value)
+        found[name] = found.get(name, 0.0) + _number(value)
     if "num_requests_running" not in found:
+        return None
+    return _possible(
+        at=at,
+        kv=found.get("kv_cache_usage_perc", found.get("gpu_cache_usage_perc")),
+        running=found["num_requests_running"],
+        waiting=found.get("num_requests_waiting", 0),
+        preemptions=found.get("num_preemptions_total", 0),
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan
+
+
+def _possible(
+    *, at: float, kv: float | None, running: float, waiting: float, preemptions: float, kv_capacity: int = 0,
+    slots: int = 0, tokens_s: float = 0.0,
+) -> Reading | None:  # fmt: skip
+    """The reading; None for figures that no engine can have, since a limit made from them would last."""
+    counts = (running, waiting, preemptions, kv_capacity, slots, tokens_s)
+    if not all(0 <= count <= _MOST for count in counts) or not (kv is None or 0 <= kv < inf):
         return None
     return Reading(
         at=at,
-        kv=found.get("kv_cache_usage_perc", found.get("gpu_cache_usage_perc")),
-        running=int(found["num_requests_running"]),
-        waiting=int(found.get("num_requests_waiting", 0)),
-        preemptions=int(found.get("num_preemptions_total", 0)),
+        kv=kv,
+        running=int(running),
+        waiting=int(waiting),
+        preemptions=int(preemptions),
+        kv_capacity=kv_capacity,
+        slots=slots,
+        tokens_s=tokens_s,
     )
 
 
 def _field(body: bytes, name: str) -> Any:
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return value.get(name) if isinstance(value, dict) else None

@@ -21,7 +21,12 @@ _BUDGET = 128
 _OPEN_BUDGET = 4096
 """Tokens believed to be the most of a chat without a limit."""
 SESSION_HEADERS = ("X-SMG-Routing-Key", "X-Session-ID", "X-Session-Id")
-_COUNT = {name: re.compile(rb'"%s"\s*:\s*(\d+)' % name.encode()) for name in ("completion_tokens", "cached_tokens")}
+_COUNT = {
+    name: re.compile(rb'"%s"\s*:\s*(\d{1,12})(?!\d)' % name.encode()) for name in ("completion_tokens", "cached_tokens")
+}
+"""Numbers that no engine can mean are none."""
+_MOST = 1 << 31
+"""Tokens that a budget is taken for at most, whatever a client writes: the engine refuses it."""
 
 
 class _Body(msgspec.Struct):
@@ -124,7 +129,7 @@ def _prompt(body: _Body) -> tuple[bytes, int, int]:
 def _texts(raw: bytes) -> int:
     try:
         return len(msgspec.json.decode(raw, type=list[str]))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return 1
 
 
@@ -142,11 +147,11 @@ def _budget(body: _Body, prompts: int) -> tuple[int, int]:
         elif params:
             one = _PARAMS.decode(params)
             budget, samples = one.max_new_tokens, one.n
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         pass
     for value in (body.max_tokens, body.max_completion_tokens):
         budget = value if isinstance(value, int) else budget
-    most = budget if isinstance(budget, int) and budget > 0 else _BUDGET
+    most = min(budget, _MOST) if isinstance(budget, int) and budget > 0 else _BUDGET
     return most, samples if isinstance(samples, int) and samples > 0 else 1
 
 
