@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -101,6 +102,34 @@ def test_dead_engine_thread_ends_the_run_with_its_name(train, monkeypatch):
     monkeypatch.setattr(Core, "step", dying)
     with pytest.raises(RunError, match=r"no engine is left: engine embedded-0: .*flipped bit"):
         train(*PARTIAL, "run.deterministic=false")
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_an_engine_thread_that_died_comes_back_and_no_token_is_lost(train, monkeypatch, engines):
+    from gruppetto.engines.embedded.core import Core
+
+    step, died, back = Core.step, [], threading.Event()
+
+    def dying(self, *args, **kwargs):
+        if self.settings.name == "embedded-0":
+            if self.version >= 2 and self.running > 2 and not died:
+                died.append(self)
+                raise RuntimeError("flipped bit")
+            if died:
+                back.set()
+        elif died:
+            assert back.wait(120)  # else the run could end before the other one is back
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Core, "step", dying)
+    code, folder = train(*PARTIAL, f"engine.count={engines}", "engine.slots=8", "run.deterministic=false")
+    assert code == 0
+    events = events_of(folder)
+    assert [event["engine"] for event in events if event["kind"] == "engine_back"] == ["embedded-0"]
+    assert metrics_of(folder)[-1]["rollouts/trained"] == 4 * 12
+    trained = [row["rollout"] for row in rollouts_of(folder) if row["fate"] == "trained"]
+    assert len(trained) == len(set(trained))
+    assert all(row["schedule/decode_steps"] > 0 for row in metrics_of(folder))  # counters go on
 
 
 @pytest.mark.parametrize("deterministic", ["true", "false"])

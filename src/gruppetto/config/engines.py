@@ -29,7 +29,7 @@ class EngineSection(Section):
     start_s: Seconds = 900.0
     """A server that has not answered this long after its start has failed."""
     restarts: Annotated[int, Field(ge=0)] = 3
-    """Times a server that died or hung is brought back, with the newest weights; 0 = it is out of the run."""
+    """Times an engine that died or hung is brought back, with the newest weights; 0 = it is out of the run."""
     stream: bool = False
     """Answers come token by token, so that a server's death costs none; takes this process's CPU for each of them."""
     slots: Count = 64

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gruppetto.clock import monotonic
-from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult
+from gruppetto.engines.base import EngineFinish, EngineStats, GenerateRequest, GenerateResult
 from gruppetto.engines.embedded.cache import SlotKV
 from gruppetto.engines.embedded.depth import classes, exchanges
 from gruppetto.engines.embedded.forward import Forward
@@ -59,6 +59,14 @@ class Core:
         self.decode_s = self.prefill_s = 0.0
         self.batch_steps: Counter[int] = Counter()
         self.batch_s: defaultdict[int, float] = defaultdict(float)
+
+    def count_on(self, last: EngineStats) -> None:
+        """Goes on with the counters of the one before."""
+        self.decode_steps, self.decode_tokens = last.decode_steps_total, last.decode_tokens_total
+        self.prefill_tokens, self.cached_tokens = last.prefill_tokens_total, last.cached_tokens_total
+        self.decode_s, self.prefill_s = last.decode_s_total, last.prefill_s_total
+        self.batch_steps.update(last.batch_steps)
+        self.batch_s.update(last.batch_s)
 
     # --- requests in and out -----------------------------------------------------------------------------------
 

@@ -60,7 +60,11 @@ class EmbeddedEngine(Engine):
     ) -> None:
         self.name = name
         self.capabilities = Capabilities(
-            lockstep=lockstep, deterministic=deterministic, keep_kv_on_pause=True, context=context
+            lockstep=lockstep,
+            deterministic=deterministic,
+            keep_kv_on_pause=True,
+            context=context,
+            restarts=not lockstep,  # an engine that comes back when it can would make runs differ
         )
         self._settings = Settings(
             name=name,
@@ -89,6 +93,19 @@ class EmbeddedEngine(Engine):
         self._thread = EngineThread(self.name, self._load, self._on_results, self._on_death)
         self._vocab, invariant = await self._thread.ask(lambda serving: (serving.vocab, serving.invariant))
         self.capabilities = replace(self.capabilities, deterministic=invariant)
+
+    async def restart(self) -> None:
+        """The model anew on a thread of its own; counters go on. Raises `EngineError` while the old thread hangs."""
+        before = self._started_once()
+        with contextlib.suppress(EngineError):
+            self.stats()
+        await before.close()
+        if not before.ended:
+            raise EngineError(self.name, "hangs: its thread has not ended, and a second one is not started beside it")
+        self._thread = thread = EngineThread(self.name, self._load, self._on_results, self._on_death)
+        last = self._last
+        if last is not None:
+            await thread.ask(lambda serving: serving.core.count_on(last))
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Samples until a stop, the budget or an abort. Cancelling the call aborts the request."""
@@ -182,9 +199,7 @@ class EmbeddedEngine(Engine):
     def stats(self) -> EngineStats:
         """Counters read from the running thread: each is exact, together they may be one step apart. A dead engine's
         are its last, with the calls that have not been told yet as waiting."""
-        if self._thread is None:
-            raise EngineError(self.name, "is not started; await start() first")
-        serving = self._thread.serving
+        serving = self._started_once().serving
         if serving is not None:
             self._last = _snapshot(serving, live=len(self._calls))
         elif self._last is not None:
@@ -199,9 +214,13 @@ class EmbeddedEngine(Engine):
             await self._thread.close()
 
     def _started(self) -> EngineThread:
+        thread = self._started_once()
+        thread.check()
+        return thread
+
+    def _started_once(self) -> EngineThread:
         if self._thread is None:
             raise EngineError(self.name, "is not started; await start() first")
-        self._thread.check()
         return self._thread
 
     def _on_results(self, results: list[GenerateResult], advanced: int) -> None:

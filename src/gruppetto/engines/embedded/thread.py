@@ -50,6 +50,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs any more."""
+        return self._done.done()
+
     def check(self) -> None:
         """Raises what the thread ended with, if it has."""
         if self._ended is not None:
