@@ -66,7 +66,8 @@ class GenerateResult:
     """What a call made: MODEL segments only, one per weights version, empty when nothing was sampled.
 
     A matched stop id or string stays in the tokens; `stop` says which it was. `cached_tokens` of the context needed no
-    prefill (0 also where an engine does not tell).
+    prefill (0 also where an engine does not tell). `broken`: the request alone broke off, with finish `ABORT` and no
+    tokens, though its engine lives and nobody asked for it; it may be sent again, but not for ever.
     """
 
     rid: str
@@ -74,6 +75,7 @@ class GenerateResult:
     finish: EngineFinish
     stop: int | str | None = None
     cached_tokens: int = 0
+    broken: str = ""
 
     @property
     def num_tokens(self) -> int:

@@ -104,13 +104,14 @@ class SGLangWire(Wire):
         }
         raw = await self.client.call("POST", "/generate", body, within_s=self.deadlines.call)
         try:
-            return self._made(msgspec.json.decode(raw, type=_Answer))
+            made = self._made(msgspec.json.decode(raw, type=_Answer))
         except msgspec.DecodeError as error:
             model = info.get("model_path", "a model")
             raise UserError(
                 f"the server at {self.client.url} ({model}) does not answer /generate with ids and logprobs as "
                 f"SGLang does: {error}"
             ) from None
+        return self.has_both(made, "output_ids", "meta_info.output_token_logprobs")
 
     async def _info_path(self) -> str:
         if not self.abilities.has("/model_info") and not self.abilities.has("/get_model_info"):

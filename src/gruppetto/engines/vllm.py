@@ -146,7 +146,7 @@ class VLLMWire(Wire):
                 f"the vLLM server at {self.client.url} has no /inference/v1/generate; start it with --enable-scale-out"
             ) from None
         self.abilities.note("tokens in and out", True, "/inference/v1/generate")
-        return _made(self._decoded(raw))
+        return self.has_both(_made(self._decoded(raw)), "choices[].token_ids", "choices[].logprobs.content")
 
     async def _check_logprobs(self) -> None:
         """Raises `UserError` where `--logprobs-mode` is not the one that this run's sampling needs."""

@@ -15,18 +15,19 @@ from gruppetto.types import FinishReason, Score, Segment
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout left its engine. `finish` None: it was stopped before its end, by an abort or (`chunk`) because its
-    chunk is made. `failure`: it cannot go on."""
+    chunk is made. `broken`: it alone broke off, and may be sent again. `failure`: it cannot go on."""
 
     rollout: str
     segments: Sequence[Segment] = ()
     finish: FinishReason | None = None
     chunk: bool = False
+    broken: str = ""
     failure: str | None = None
     engine_error: EngineError | None = None
 
     @property
     def reason(self) -> str:
-        if self.engine_error or self.failure:
+        if self.engine_error or self.failure or self.broken:
             return "error"
         return self.finish or ("chunk" if self.chunk else "abort")
 

@@ -124,7 +124,7 @@ class GenerateCalls:
             case EngineFinish.STOP:
                 return Stopped(rollout=rid, segments=segments, finish=FinishReason.STOP)
             case EngineFinish.ABORT:
-                return Stopped(rollout=rid, segments=segments)
+                return Stopped(rollout=rid, segments=segments, broken=result.broken)
             case EngineFinish.LENGTH:
                 made = result.num_tokens
                 if call.chunk and made >= call.budget:  # with fewer it has met the context's end

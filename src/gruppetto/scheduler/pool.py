@@ -96,7 +96,7 @@ class Pool(PoolState):
         return entry
 
     def lose(self, rollout: str, now: float) -> RolloutEntry:
-        """running -> parked or queued, because its engine died; what that engine had not returned is gone."""
+        """running -> parked or queued, because its engine died or it broke off; what had not come back is gone."""
         entry = self._leave_engine(rollout, now)
         entry.losses += 1
         self._requeue(entry, resumed=entry.tokens > 0)

@@ -109,6 +109,8 @@ class Returns:
             self._bury(entry)
         elif event.engine_error is not None:
             self._engine_failed(entry, str(event.engine_error))
+        elif event.broken:
+            self._lost_again(entry, event.broken)
         elif event.failure is not None:
             self._failed(entry, event.failure)
         else:
@@ -128,9 +130,13 @@ class Returns:
             self._tell("park", rollout=entry.id, group=entry.group_id, tokens=entry.tokens)
 
     def _engine_failed(self, entry: RolloutEntry, error: str) -> None:
-        """The rollout keeps the tokens it had and goes on elsewhere, until it has lost too many engines."""
+        """The rollout goes on elsewhere."""
         assert entry.engine is not None
         self._engine_lost(entry.engine, error)
+        self._lost_again(entry, error)
+
+    def _lost_again(self, entry: RolloutEntry, error: str) -> None:
+        """It keeps the tokens it had and goes on from them, unless that has happened too often."""
         if entry.losses >= self._settings.max_engine_losses:
             self._failed(entry, error)
         else:

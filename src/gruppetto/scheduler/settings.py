@@ -31,7 +31,7 @@ class LoopSettings:
     engine_queue: int = 0
     """Rollouts an engine may hold beyond its slots, which hides the way to the scheduler."""
     max_engine_losses: int = 3
-    """Engines a rollout may lose before it is failed."""
+    """Engines a rollout may lose, and requests of it that may break off, together, before it is failed."""
     min_usable: int = 2
     """Members with a reward below which a group has no baseline, so weight 0, and is replaced."""
     drop_zero_variance: bool = False

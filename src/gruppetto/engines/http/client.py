@@ -1,14 +1,15 @@
 """One server's HTTP: JSON in, JSON out, a deadline on every call, errors by type.
 
-Promises: no call outlasts its deadline; a 4xx is never sent again, a 503 or 429 is, with growing pauses, until the
-deadline; a call whose connection broke is never sent again here, since the server may have run it; as many requests may
-be open at once as the system has sockets.
+Promises: no call outlasts its deadline; a 408, 429 or 503 is sent again until the deadline, with growing pauses and not
+before the server's `Retry-After`; any other 4xx never is, nor, here, a 5xx or a call whose connection broke, since the
+server may have run it; as many requests may be open at once as the system has sockets, and none goes over a proxy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import aiohttp
 import msgspec
 
 from gruppetto.clock import now
-from gruppetto.engines.http.errors import Lost, NoRoute, Refused, Unavailable
+from gruppetto.engines.http.errors import Broken, Lost, NoRoute, Refused, Unavailable
 from gruppetto.engines.http.streams import events
 from gruppetto.engines.serve.listening import many_files
 from gruppetto.errors import EngineError
@@ -70,8 +71,8 @@ class HttpClient:
         while True:
             try:
                 return await self._once(method, path, body, params, max(0.0, end - now()))
-            except Unavailable:
-                wait = pause * (0.5 + self._jitter.random())
+            except Unavailable as error:
+                wait = max(pause * (0.5 + self._jitter.random()), error.after_s)
                 if not patient or now() + wait >= end:
                     raise
             await asyncio.sleep(wait)
@@ -91,7 +92,7 @@ class HttpClient:
         with self._typed(what, within_s):
             async with asyncio.timeout(within_s), self._open().post(self.url + path, data=_json(body)) as answer:
                 if answer.status >= 300:
-                    raise self._error(what, answer.status, await answer.read())
+                    raise self._error(what, answer.status, await answer.read(), answer.headers)
                 async for event in events(answer.content):
                     value = msgspec.json.decode(event)
                     if isinstance(value, dict) and "error" in value:
@@ -120,7 +121,7 @@ class HttpClient:
             ):
                 raw = await answer.read()
                 if answer.status >= 300:
-                    raise self._error(what, answer.status, raw)
+                    raise self._error(what, answer.status, raw, answer.headers)
                 return raw
 
     @contextlib.contextmanager
@@ -135,17 +136,17 @@ class HttpClient:
         except msgspec.DecodeError as error:
             raise EngineError(self.engine, f"{what} at {self.url} answered what is no JSON: {error}") from None
 
-    def _error(self, what: str, status: int, raw: bytes) -> EngineError:
+    def _error(self, what: str, status: int, raw: bytes, headers: Mapping[str, str] | None = None) -> EngineError:
         message = f"{what} at {self.url} answered {status}: {message_of(raw)}"
-        if status in (429, 503):
-            return Unavailable(self.engine, message)
+        if status in (408, 429, 503):
+            return Unavailable(self.engine, message, _retry_after(headers or {}))
         if status in (401, 403):
             message += "; put the server's key into GRUPPETTO_ENGINE_API_KEY"
         if status in (404, 405, 501) and not _names_a_model(raw):
             return NoRoute(self.engine, message, status)
         if 300 <= status < 500:
             return Refused(self.engine, message, status)
-        return EngineError(self.engine, message)
+        return Broken(self.engine, message)
 
 
 def message_of(raw: bytes) -> str:
@@ -158,6 +159,15 @@ def message_of(raw: bytes) -> str:
         value = next((value[key] for key in ("error", "message", "detail") if key in value), str(value))
     text = " ".join(str(value).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds; 0 where nothing is said, or a date is: it would be by the server's clock."""
+    try:
+        seconds = float(headers.get("Retry-After", ""))
+    except ValueError:
+        return 0.0
+    return seconds if 0 < seconds < math.inf else 0.0
 
 
 def _names_a_model(raw: bytes) -> bool:

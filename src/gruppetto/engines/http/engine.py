@@ -76,7 +76,7 @@ class HttpEngine(HttpRequests):
             raise EngineError(self.name, "is closed")
         await self._let_go()
         self._paused, self._released, self._update, self._dead = None, set(), None, None
-        self._lost_in_a_row = 0
+        self._broken.clear()
         await self._open()
         self._invalid = True
 

@@ -18,7 +18,16 @@ class NoRoute(Refused):
 
 
 class Unavailable(EngineError):
-    """HTTP 429 or 503: not now (paused, starting, full). May be sent again; it counts for no failure."""
+    """HTTP 408, 429 or 503: not now (paused, starting, full, the body came too slowly), and nothing was run. May be
+    sent again, not before `after_s` seconds; it counts for no failure."""
+
+    def __init__(self, engine: str, message: str, after_s: float = 0.0) -> None:
+        super().__init__(engine, message)
+        self.after_s = after_s
+
+
+class Broken(EngineError):
+    """HTTP 5xx besides: the server failed at this request, which it may have run. Others may well go through."""
 
 
 class Lost(EngineError):

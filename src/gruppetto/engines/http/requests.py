@@ -1,13 +1,15 @@
 """The requests' half of `HttpEngine`: sent, sent again where that is safe, aborted, brought to their end.
 
 Promises: a call ends by its answer, an abort, the engine's death or its deadline; only what a server refused to take
-(503, 429) is sent twice; tokens that a stream brought before a death come back as if it had been an abort.
+(408, 429, 503) is sent twice; tokens that a stream brought before a death come back as if it had been an abort; a
+request that breaks off by itself comes back as broken, and only several of them in a row are the engine's death.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,15 +19,15 @@ from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, Genera
 from gruppetto.engines.http.account import Account, Told
 from gruppetto.engines.http.answers import result_of, within
 from gruppetto.engines.http.calls import Call, Calls
-from gruppetto.engines.http.errors import Lost, Refused, Unavailable
+from gruppetto.engines.http.errors import Broken, Lost, Refused, Unavailable
 from gruppetto.engines.http.wire import Deadlines, Facts, Made, Wire
 from gruppetto.engines.refused import refuse_unservable
 from gruppetto.errors import EngineError, UserError
 from gruppetto.rng import stream
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-MOST_LOST = 3
-"""Requests in a row whose connection broke though the server lives, after which it counts as dead."""
+MOST_BROKEN = 3
+"""Different requests in a row that broke off though the server lives, after which it counts as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,8 @@ class HttpRequests(Engine):
         self._paused: PauseMode | None = None
         self._dead: EngineError | None = None
         self._closed = False
-        self._lost_in_a_row = 0
+        self._broken: Counter[str] = Counter()
+        """How often each request broke off since the last answer."""
         self._jitter = stream(0, "engine", name)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -93,20 +96,25 @@ class HttpRequests(Engine):
             finally:
                 self._calls.leave(call)
                 self._note_rows()
-            if isinstance(_error_of(call.task), Lost):
+            error, wait = _error_of(call.task), pause * (0.5 + self._jitter.random())
+            if isinstance(error, Lost | Broken):
                 await self._after_a_loss()
-            if (result := self._outcome(call, last=now() + pause >= end)) is not None:
+            if isinstance(error, Unavailable):
+                wait = max(wait, error.after_s)
+            if (result := self._outcome(call, last=now() + wait >= end)) is not None:
+                if result.broken:  # who sends it again does so at once
+                    times = self._broken[call.request.rid]
+                    await self._calls.wait_at_gate(call, min(wait * 2**times, _LONGEST_PAUSE_S))
                 return result
-            await self._calls.wait_at_gate(call, pause * (0.5 + self._jitter.random()))
+            await self._calls.wait_at_gate(call, wait)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         return self._result(call, Made(ids=(), logprobs=(), finish=EngineFinish.ABORT))
 
     def _outcome(self, call: Call, *, last: bool) -> GenerateResult | None:
         """What became of one exchange; None: the server could not take it now, it is to be sent again."""
         assert call.task is not None
-        broken = call.task.cancelled() or isinstance(call.task.exception(), Lost)
-        if broken:
-            return self._broken(call)
+        if call.task.cancelled() or isinstance(call.task.exception(), Lost | Broken):
+            return self._broken_off(call)
         if isinstance(error := call.task.exception(), Unavailable):
             if last and self._paused is None:
                 raise error
@@ -115,15 +123,14 @@ class HttpRequests(Engine):
             raise UserError(f"request {call.request.rid} was refused: {error}")
         if error is not None:
             raise error
-        self._lost_in_a_row = 0
-        made = call.task.result()
-        return self._result(call, made)
+        self._broken.clear()
+        return self._result(call, call.task.result())
 
     async def _after_a_loss(self) -> None:
-        """A connection broke: looks whether that was the end of the server."""
+        """A request broke off: looks whether that was the end of the server."""
 
-    def _broken(self, call: Call) -> GenerateResult:
-        """Given up after an abort, or the connection or the engine died: tokens that came are kept."""
+    def _broken_off(self, call: Call) -> GenerateResult:
+        """Given up after an abort, or the connection or the engine died, or failed at it: tokens that came are kept."""
         made = call.made or Made(ids=(), logprobs=())
         if not made.spans and call.version != self._version:
             made = Made(ids=(), logprobs=())  # of which weights each token is, the end would have said
@@ -132,11 +139,11 @@ class HttpRequests(Engine):
             return self._result(call, made)
         if self._dead is not None:
             raise self._dead
-        self._lost_in_a_row += 1
-        error = call.task.exception() if call.task is not None and not call.task.cancelled() else None
-        if self._lost_in_a_row >= MOST_LOST or not isinstance(error, Lost):
+        self._broken[call.request.rid] += 1
+        error = None if call.task is None else _error_of(call.task)
+        if len(self._broken) >= MOST_BROKEN or error is None:
             raise EngineError(self.name, str(error or "the request was broken off"))
-        return self._result(call, replace(made, finish=EngineFinish.ABORT))
+        return replace(self._result(call, replace(made, finish=EngineFinish.ABORT)), broken=str(error))
 
     def _result(self, call: Call, made: Made) -> GenerateResult:
         result = result_of(self.name, call.request, made, self._labels, call.version, self.settings.decode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult, PauseMode, Sampling
@@ -46,7 +46,7 @@ async def kind_of(url: str, api_key: str = "") -> str:
                 await client.call("GET", path, within_s=20.0)
                 return kind
     except GruppettoError as error:
-        raise UserError(f"--engine {url}: {error}") from None
+        raise UserError(f"--engine {url}: {str(error).removeprefix('engine trial: ')}") from None
     finally:
         await client.close()
     raise UserError(f"--engine {url} has neither SGLang's /model_info nor vLLM's /version; write the URL of an engine")
@@ -126,17 +126,26 @@ async def _stop(engine: HttpEngine) -> str:
     return "the stop id is the last token"
 
 
-async def _running(engine: HttpEngine, count: int, seconds: float) -> list[asyncio.Task[GenerateResult]]:
-    calls = [asyncio.ensure_future(engine.generate(_request(f"long-{n}", _LONG, seed=n))) for n in range(count)]
-    await asyncio.sleep(seconds)
-    return calls
+@contextlib.asynccontextmanager
+async def _running(
+    engine: HttpEngine, count: int, seconds: float
+) -> AsyncIterator[tuple[asyncio.Task[GenerateResult], ...]]:
+    """Requests that have run for so long. None is left for the next step, whatever fails within."""
+    calls = tuple(asyncio.ensure_future(engine.generate(_request(f"long-{n}", _LONG, seed=n))) for n in range(count))
+    try:
+        await asyncio.sleep(seconds)
+        yield calls
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def _abort_one(engine: HttpEngine) -> str:
     for seconds in _RUNS_S:
-        calls = await _running(engine, 2, seconds)
-        await engine.abort("long-0")
-        one, other = await asyncio.gather(*calls)
+        async with _running(engine, 2, seconds) as calls:
+            await engine.abort("long-0")
+            one, other = await asyncio.gather(*calls)
         _need(other.num_tokens == _LONG, f"the other one ended too, with {other.num_tokens} tokens")
         if one.finish is EngineFinish.ABORT:
             return f"{one.finish} with {one.num_tokens} tokens; the other request went on"
@@ -145,24 +154,24 @@ async def _abort_one(engine: HttpEngine) -> str:
 
 async def _abort_all(engine: HttpEngine) -> str:
     for seconds in _RUNS_S:
-        calls = await _running(engine, 2, seconds)
-        await engine.abort()
-        results = await asyncio.gather(*calls)
+        async with _running(engine, 2, seconds) as calls:
+            await engine.abort()
+            results = await asyncio.gather(*calls)
         if all(result.finish is EngineFinish.ABORT for result in results):
             return f"both came back, with {results[0].num_tokens} and {results[1].num_tokens} tokens"
     raise Failed("they went on to their end")
 
 
 async def _held(engine: HttpEngine, mode: PauseMode) -> tuple[list[GenerateResult], str]:
-    calls = await _running(engine, 1, _RUNS_S[1])
-    early = calls[0].done()
-    await engine.pause(mode)
-    coming = asyncio.ensure_future(engine.generate(_request("coming")))
-    waited = [coming, *(calls if mode == "keep" and not early else [])]
-    done, _ = await asyncio.wait(waited, timeout=_HELD_S)
-    held = not done
-    await engine.resume()
-    results = [await call for call in (*calls, coming)]
+    async with _running(engine, 1, _RUNS_S[1]) as calls:
+        early = calls[0].done()
+        await engine.pause(mode)
+        coming = asyncio.ensure_future(engine.generate(_request("coming")))
+        waited = [coming, *(calls if mode == "keep" and not early else [])]
+        done, _ = await asyncio.wait(waited, timeout=_HELD_S)
+        held = not done
+        await engine.resume()
+        results = [await call for call in (*calls, coming)]
     keeps = mode == "abort" or (engine.facts is not None and engine.facts.token_versions)
     _need(held or not keeps, "something came back while it was paused")
     return results, "new requests wait"

@@ -15,6 +15,7 @@ from typing import Any
 from gruppetto.engines.base import EngineFinish, GenerateRequest, MemoryTag, PauseMode
 from gruppetto.engines.http.account import Told
 from gruppetto.engines.http.client import HttpClient
+from gruppetto.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,18 @@ class Wire(ABC):
     @abstractmethod
     async def told(self) -> Told:
         """Its counters, as far as it tells."""
+
+    def has_both(self, made: Made, ids: str, logprobs: str) -> Made:
+        """The answer to one token's request, as it is. Raises `UserError` where the field of ids or that of logprobs
+        has not come: nothing could be trained on such answers."""
+        for field_name, found in ((ids, made.ids), (logprobs, made.logprobs)):
+            if len(found) != 1:
+                raise UserError(
+                    f"the server at {self.client.url} was asked for one token and answered with {len(found)} entries "
+                    f"in {field_name}, without which nothing can be trained; where a proxy stands before it that drops "
+                    "what it does not know, write the server's own address into engine.urls"
+                )
+        return made
 
 
 def parse_metrics(text: str, names: dict[str, str]) -> dict[str, float]:
