@@ -1,10 +1,12 @@
 """`gruppetto doctor --engine`: what a running server can do, tried."""
 
 import asyncio
+import gc
 import json
 import shutil
 
 import pytest
+from aiohttp import web
 from engines.contract.scripted import Scripted
 
 from gruppetto.cli.main import main
@@ -161,3 +163,33 @@ def test_a_table_has_a_place(tmp_path, capsys):
 def test_nobody_there(capsys):
     assert main(["doctor", "--engine", "http://127.0.0.1:9"]) == 2
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+class WithoutControl(Scripted):
+    """Its control routes are on a port of their own, or behind a proxy that has none."""
+
+    async def abort(self, request, body):
+        raise web.HTTPNotFound
+
+    pause = abort
+
+
+async def test_what_one_step_left_running_is_not_in_the_way_of_the_next(capsys, caplog):
+    server = await WithoutControl().open()
+    try:
+        assert await asyncio.to_thread(main, ["doctor", "--engine", server.url]) == 0
+    finally:
+        await server.close()
+    gc.collect()
+    rows = {row[4:26].split("  ")[0].strip(): row for row in capsys.readouterr().out.splitlines()[1:]}
+    for name in ("abort of one", "abort of all", "pause that keeps"):
+        assert rows[name].startswith("no ")
+        assert "404" in rows[name]
+    assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["localhost:30000", "127.0.0.1", "http://"])
+def test_an_address_without_its_scheme_is_refused(capsys, url):
+    assert main(["doctor", "--engine", url]) == 2
+    said = f"error: --engine {url} is no address of a server; write it as http://127.0.0.1:30000\n"
+    assert capsys.readouterr().err == said

@@ -8,6 +8,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gruppetto.cli.doctor_compare import Reference
 from gruppetto.engines.http.wire import Ability
@@ -39,6 +40,7 @@ class Trial:
 
 def try_engine(asked: Trial, out: Path | None) -> int:
     """Prints the table, and writes it to `out`; returns the exit code."""
+    _refuse_address(asked.url)
     _refuse_folders(asked)
     if out is not None:
         _refuse_place(out)
@@ -53,6 +55,12 @@ def try_engine(asked: Trial, out: Path | None) -> int:
         raise UserError(f"--out {out} cannot be written: {error.strerror}; write another path") from None
     print(f"written: {out}")
     return 0
+
+
+def _refuse_address(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"--engine {url} is no address of a server; write it as http://127.0.0.1:30000")
 
 
 def _refuse_folders(asked: Trial) -> None:
