@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from engines.kit import request, spawn
+from engines.kit import request, spawn, until
 
 from gruppetto.engines.http.account import Told
 from gruppetto.engines.http.client import HttpClient
@@ -97,11 +97,10 @@ async def test_the_servers_own_queue_is_among_what_waits(open_scripted, connect)
     engine = await connect(server)
     assert (engine.stats().running, engine.stats().waiting) == (0, 0)  # of what others sent nothing is ours
     calls = spawn(engine, [request(f"r{n}", [1, 2, 3], max_tokens=100) for n in range(6)])
-    await asyncio.sleep(0.2)
+    await until(lambda: engine.stats().outstanding == 6)
     server.traps.gauges += "\nsglang:num_running_reqs -2"  # of six, four run
-    await asyncio.sleep(0.3)
-    stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.outstanding) == (4, 2, 6)
-    assert stats.kv_share == 0.25
+    await until(lambda: (engine.stats().running, engine.stats().waiting) == (4, 2))
+    assert engine.stats().outstanding == 6
+    assert engine.stats().kv_share == 0.25
     await engine.abort()
     await asyncio.gather(*calls)
