@@ -3,6 +3,7 @@ exact."""
 
 import json
 import math
+from statistics import median
 
 import pytest
 
@@ -215,7 +216,8 @@ def test_a_real_run_beside_its_forecast(capsys, train, profile, settings):
     assert data["train_mfu"]["measured"] > 0
     assert data["cores"] > 0
     for stage in ("decode", "train"):
-        assert 0.02 < data["stages"][stage]["ratio"] < 50, stage  # a busy machine is measured as it is
+        ratio = median(step["stages"][stage]["ratio"] for step in data["steps"])  # one step may have been stalled
+        assert 0.02 < ratio < 50, stage  # a busy machine is measured as it is
 
 
 def test_a_measured_profile_is_nearer_than_another_machine(capsys, train, tiny_model, tmp_path_factory):
