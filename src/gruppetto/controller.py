@@ -218,6 +218,9 @@ class Controller:
         finally:  # the batch is consumed, whatever comes after
             facts = self._facts(step, parts, batch, trained, clock)
             metrics = self._record(facts)
+            if not any(sample.trained_tokens for sample in batch.samples):
+                why = f"its {len(batch.samples)} rollouts have none that is young enough"
+                self._event("notice", reason=f"no token of step {step}'s batch was trained on, the weights stay: {why}")
             loop.meter.phase("generate")
         if self._checkpoint_every and self.version % self._checkpoint_every == 0:
             await self._save()
