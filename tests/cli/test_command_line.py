@@ -61,7 +61,7 @@ def test_every_command_has_help_and_an_example():
             ["train", "run.toml", "run.step=5"],
             "error: unknown key 'run.step' (command line) - did you mean 'run.steps'?",
         ),
-        (["train", "run.toml", "--dryrun"], "error: unknown argument --dryrun (see gruppetto --help)"),
+        (["train", "run.toml", "--dryrun"], "error: unknown argument --dryrun (see gruppetto train --help)"),
         (
             ["train", "run.toml", "model.path=nowhere"],
             'error: model.path = "nowhere" (command line): no such folder; write the path of a Hugging Face folder',

@@ -300,12 +300,20 @@ def test_the_command_on_a_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [f"{g},{n}" for g in range(4) for n in (20, 40 + g)]
     (tmp_path / "t.csv").write_text("\n".join(["group,n_tok", *lines]))
-    assert main(["replay", "t.csv", "--column", "length=n_tok", "--compare", "sync", "sim.decode_base_s=1"]) == 0
+    assert main(command := ["replay", "t.csv", "--column", "length=n_tok", "--compare", "sync"]) == 0
     out = capsys.readouterr().out
-    assert "1 recorded step, 4 groups: 10 steps of 4 groups of 2 are run" in out
+    assert "1 recorded step, 4 groups; past them whole groups are drawn again\n" in out
+    assert "each runs 10 steps of 4 groups of 2\n" in out
     assert "the trace has no prompt lengths: 512 tokens are assumed" in out
     assert "not in the trace: tool seconds" in out
     assert (tmp_path / "runs" / "t-replay-sync" / "metrics.jsonl").exists()
+    assert main([*command, "run.steps=3", "rollout.prompts_per_step=2"]) == 0
+    assert "each runs 3 steps of 2 groups of 2\n" in capsys.readouterr().out
+
+
+def test_a_replay_has_the_name_of_its_run_also_through_a_link(tmp_path):
+    (tmp_path / "latest").symlink_to(recorded(tmp_path).name)
+    assert prepare(tmp_path / "latest").config("sync").config.run.name == "recorded-replay-sync"
 
 
 def test_single_rollouts_are_put_in_groups_and_that_is_said(tmp_path):

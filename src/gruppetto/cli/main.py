@@ -66,7 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if item.startswith("-") or "settings" not in args]
     if unknown:
-        parser.error(f"unknown argument {' '.join(unknown)}")
+        parser.exit(2, f"error: unknown argument {' '.join(unknown)} (see gruppetto {args.command} --help)\n")
     if rest:
         args.settings.extend(rest)
     return args

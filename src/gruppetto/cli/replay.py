@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     configs = {name: _config(replay, name, files, overrides) for name in _names(replay, args.compare)}
     if not configs:
         raise UserError("--compare names no scheduler; write one or more, such as sync,partial")
-    words = [*replay.words, *_engines(next(iter(configs.values())).config)]
+    words = [*replay.words, *_what_is_run(next(iter(configs.values())).config)]
     if args.json != "-":
         print(f"{replay.trace.kind} {replay.trace.path}: {len(replay.trace.rollouts):,} rollouts")
         print("".join(f"  {word}\n" for word in words), end="", flush=True)
@@ -121,10 +121,11 @@ def _measured(run: Path, skipped: int) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _engines(config: Config) -> tuple[str, str]:
-    engine, sim = config.engine, config.sim
+def _what_is_run(config: Config) -> tuple[str, str, str]:
+    engine, sim, size = config.engine, config.sim, config.rollout
     step = sim.decode_base_s + sim.decode_weights_s + sim.decode_experts_s * sim.decode_expert_share
     return (
+        f"each runs {config.run.steps} steps of {size.prompts_per_step} groups of {size.group_size}",
         f"engines: {engine.count} of {engine.slots} slots, {config.run.placement}; a decode step takes "
         f"{step * 1e3:.4g} ms and {sim.decode_row_s * 1e3:.3g} ms a row; the trainer takes {sim.train_step_s:.3g} s a "
         f"step and {sim.train_token_s * 1e3:.3g} ms a token",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 from typing import TYPE_CHECKING
 
 from gruppetto.cli.listening import HIDDEN, SIZES, add_network, add_sizes, require_more_than_0, say, sizes, where
@@ -13,6 +14,9 @@ from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
     from gruppetto.engines.serve.settings import ServeSettings
+
+_OPTIONS = ("context", "slots", "kv_on_swap", "dtype", "device", "threads", "deterministic")
+"""Settings of a config that are options here."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -80,8 +84,21 @@ def run(args: argparse.Namespace) -> int:
         weight_version=args.weight_version,
     )
     shown = {key: value for key, value in vars(args).items() if key not in HIDDEN}
-    server = build(args.model, choice, _settings(args), shown)
-    return asyncio.run(serve(server, say))
+    try:
+        server = build(args.model, choice, _settings(args), shown)
+        return asyncio.run(serve(server, say))
+    except UserError as error:
+        raise UserError(as_options(str(error))) from None
+
+
+def as_options(message: str) -> str:
+    """A message of the engine in the words of this command: `engine.context = 9` is `--context 9` here."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value = f"--{found[1].replace('_', '-')}", found[2].strip("'\"")
+        return name if value == "true" else f"{name} {value}"
+
+    return re.sub(rf"\b(?:engine|model|run)\.({'|'.join(_OPTIONS)}) = ('[^']*'|\"[^\"]*\"|[\w.]+)", option, message)
 
 
 def _settings(args: argparse.Namespace) -> ServeSettings:

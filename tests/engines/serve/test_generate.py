@@ -231,5 +231,7 @@ async def test_put_is_post_and_other_methods_are_405(http):
         assert answer.status == 200
     async with http.get("/generate") as answer:
         assert answer.status == 405
-        assert "GET /generate" in (await answer.json())["error"]["message"]
+        error = (await answer.json())["error"]
+        assert "GET /generate" in error["message"]
+        assert error["type"] == "MethodNotAllowed"
     assert (await get(http, "/nowhere"))[0] == 404

@@ -170,7 +170,13 @@ def test_the_command_refuses_in_one_line(tmp_path, tiny_model, capsys):
         ([str(tmp_path)], "no config.json"),
         ([str(tiny_model), "--slots", "0"], "--slots 0"),
         ([str(tiny_model), "--drain", "-1"], "--drain -1"),
-        ([str(tiny_model), "--context", "100000"], "max_position_embeddings"),
+        ([str(tiny_model), "--context", "100000"], "error: --context 100000 is beyond the model's max_position_embedd"),
+        ([str(tiny_model), "--context", "100000"], "write --context 2048 or less"),
+        ([str(tiny_model), "--device", "warp"], "error: --device warp "),
+        (
+            [str(tiny_model), "--port", "0", "--deterministic", "--dtype", "bfloat16"],
+            "--deterministic needs --dtype float32",
+        ),
         ([str(tiny_model), "--host", "0.0.0.0"], "--api-key"),
         ([str(tiny_model), "--host", "no.such.host.invalid", "--api-key", "k"], "cannot be had"),
     ):

@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-KINDS = {400: "BadRequest", 401: "Unauthorized", 404: "NotFound", 408: "Timeout", 413: "TooLarge", 503: "Unavailable"}
+KINDS = {
+    400: "BadRequest", 401: "Unauthorized", 404: "NotFound", 405: "MethodNotAllowed", 408: "Timeout", 413: "TooLarge",
+    503: "Unavailable",
+}  # fmt: skip
 
 
 class Refusal(Exception):

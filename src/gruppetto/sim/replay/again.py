@@ -122,7 +122,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
     tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, "failures": []}
     above = {
-        "run": {"name": f"{folder.name}-replay", "steps": len(record.rows)},
+        "run": {"name": f"{folder.resolve().name}-replay", "steps": len(record.rows)},
         "rollout": {key: config["rollout"][key] for key in ("prompts_per_step", "group_size", "max_tokens")},
         "sim": {"workload": str(folder)},
     }
@@ -190,7 +190,7 @@ def _of_trace(trace: Trace) -> Replay:
         trace=trace,
         demand=ReplayDemand(found, PROMPT_TOKENS),
         words=(
-            _steps_words(steps, len(groups), batch, size),
+            _steps_words(steps, len(groups)),
             *words,
             *(f"not in the trace: {word}" for word in unknown),
             *found.words,
@@ -215,12 +215,9 @@ def _grouped(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     return replace(trace, rollouts=rollouts), words
 
 
-def _steps_words(steps: int, groups: int, batch: int, size: int) -> str:
+def _steps_words(steps: int, groups: int) -> str:
     recorded = "1 recorded step" if steps == 1 else f"{steps} recorded steps"
-    return (
-        f"{recorded}, {groups:,} groups: {max(steps, FEWEST)} steps of {batch} groups of {size} are run; past the "
-        "recorded groups whole ones are drawn again"
-    )
+    return f"{recorded}, {groups:,} groups; past them whole groups are drawn again"
 
 
 def _toml(tables: Tables) -> str:
