@@ -46,6 +46,31 @@ async def test_it_routes_and_ends_by_signal(kind, code):
         await engine.stop()
 
 
+async def test_it_says_what_becomes_of_engines():
+    engine = await Scripted().start()
+    process, url = await started("--engine", engine.url, "--health-interval", "0.1")
+
+    async def said():
+        async with asyncio.timeout(60):
+            return (await process.stdout.readline()).decode()
+
+    try:
+        assert await said() == f"{engine.url}: up\n"
+        await engine.stop()
+        assert (await said()).startswith(f"{engine.url}: fenced: nobody listens at {engine.url}")
+        await engine.start()
+        while (line := await said()) != f"{engine.url}: up\n":
+            assert line.startswith(f"{engine.url}: fenced: ")
+        async with aiohttp.ClientSession() as http:
+            await http.delete(f"{url}/workers/{engine.url}")
+        assert await said() == f"{engine.url}: draining\n"
+        assert await said() == f"{engine.url}: removed\n"
+    finally:
+        process.kill()
+        await process.wait()
+        await engine.stop()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

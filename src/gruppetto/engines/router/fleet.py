@@ -57,6 +57,8 @@ class Served:
     """It has `/v1/loads`."""
     reading: Reading | None = None
     restarts: int = 0
+    said: str = ""
+    """What was last told of it."""
     connections: set[Connection] = field(default_factory=set)
     """Of requests under way."""
     watch: asyncio.Task[None] | None = None
@@ -94,6 +96,8 @@ class Fleet:
         """The label of the weights that every engine must serve, where one was given."""
         self.watcher: Callable[[Fleet, Served], Coroutine[Any, Any, None]] | None = None
         """Who looks after an engine."""
+        self.say: Callable[[str], None] = lambda line: None
+        """Who is told what becomes of engines, a line each time that it changes."""
         self.idle = asyncio.Event()
         """Set while no request is open."""
         self.updated = False
@@ -251,6 +255,7 @@ class Fleet:
         served.failures, served.why = 0, ""
         served.state = State.UP
         served.dead = False
+        self.tell(served)
         if self.router.engine(served.url) is None:
             self.router.add(served.url, now(), served.reading)
         else:
@@ -264,6 +269,7 @@ class Fleet:
             served.passes = 0
             served.state = State.FENCED
         served.why = why
+        self.tell(served)
         if dead and not served.dead:
             served.dead, served.reading = True, None
             served.missed = served.missed or self.updated
@@ -282,17 +288,27 @@ class Fleet:
     def drain(self, served: Served) -> None:
         """No new requests; it is left when what runs there has ended."""
         served.state, served.why = State.DRAINING, "draining"
+        self.tell(served)
         self.router.drain(served.url, now())
         self.hand_out()
 
     def remove(self, served: Served) -> None:
         """It is forgotten. Requests under way end as they do."""
         self.engines.pop(served.url, None)
+        self.say(f"{served.url}: removed")
         self.router.remove(served.url, now())
         served.upstream.close()
         if served.watch is not None:
             served.watch.cancel()
         self.hand_out()
+
+    def tell(self, served: Served) -> None:
+        """Says how it is with an engine, once."""
+        state = served.state.value
+        said = state if served.why in ("", state) else f"{state}: {served.why}"
+        if said != served.said:
+            served.said = said
+            self.say(f"{served.url}: {said}")
 
     def give_up(self, served: Served) -> None:
         """It has hung for too long: its requests are let go, and their connections closed, which aborts them there

@@ -169,11 +169,18 @@ async def run(front: Front, say: Callable[[str], None]) -> int:
     try:
         await front.open()
         say(_line(front))
+        front.fleet.say = partial(_tell, say)
         code = await ended
         say("ending: what runs is drained, what waits is answered")
         return code
     finally:
         await front.close()
+
+
+def _tell(say: Callable[[str], None], line: str) -> None:
+    """A screen that has gone is no reason to stop."""
+    with contextlib.suppress(OSError):
+        say(line)
 
 
 def _line(front: Front) -> str:

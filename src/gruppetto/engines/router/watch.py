@@ -143,6 +143,7 @@ def _failed(fleet: Fleet, served: Served, missed: _Missed) -> None:
     served.failures += 1
     if served.state is State.JOINING:
         served.why = str(missed)
+        fleet.tell(served)
     elif served.state is State.DRAINING:
         if missed.refused:
             fleet.remove(served)
