@@ -10,11 +10,12 @@ import pytest
 from e2e.conftest import events_of, metrics_of, rollouts_of, timeless
 from gruppetto.errors import RunError, UserError
 
+pytestmark = pytest.mark.timeout(600)
 PARTIAL = ('scheduler.type="partial"', "scheduler.depth=2.0")
 LONG = ("run.steps=500", "checkpoint.every=2")
 
 
-def wait_for_steps(folder, count, process, deadline=110):
+def wait_for_steps(folder, count, process, deadline=250):
     end = time.monotonic() + deadline
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -47,7 +48,7 @@ def test_interrupt_saves_and_resume_goes_on(spawn, train, tmp_path):
     process = spawn(*PARTIAL, *LONG)
     wait_for_steps(folder, 3, process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=110)
+    output, _ = process.communicate(timeout=250)
     assert process.returncode == 130, output
     assert "interrupted after step" in output
     done = len(metrics_of(folder))

@@ -9,7 +9,7 @@ import pytest
 from e2e.conftest import events_of, metrics_of, rollouts_of
 from e2e.test_servers import command_line, conserved, wait_for, weights_fit
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 SIZES = ("engine.slots=8", "engine.context=128", "rollout.timeout_s=200.0", "train.lr=3e-3")
 
 
@@ -164,7 +164,7 @@ def test_a_kill_in_mid_step_costs_nothing(spawn, tmp_path, model, monkeypatch, w
         os.kill(server if whose == "server" else engine_of(server), signal.SIGKILL)
         wait_for(folder, process, back_and_publishing, seconds=300)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=250)
     finally:
         process.kill()
     assert process.returncode == 130, output
