@@ -253,6 +253,22 @@ def test_the_table_says_the_same(capsys, train, profile):
         assert part in out
 
 
+def test_no_slot_of_the_embedded_engine_is_said_to_want_kv(capsys, train):
+    """It has a context's KV for each slot: what explain calls queue is queue here."""
+    _, folder = train('scheduler.type="sync"', "run.steps=2")
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["engine_s/kv_full"] += 0.25 * row["engine_s/total"]
+        row["engine_s/total"] *= 1.25
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    assert main(["plan", "--against", str(folder), "--gpu", "H100"]) == 0
+    out = capsys.readouterr().out
+    assert "kv_full" not in out
+    assert "queue" in out
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_busy_machine_is_told(capsys, train, share):
     _, folder = train('scheduler.type="sync"', "run.steps=3")

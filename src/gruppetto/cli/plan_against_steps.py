@@ -19,6 +19,7 @@ from gruppetto.ledger.reconcile.measured import MeasuredRun, MeasuredStep, StepW
 from gruppetto.ledger.reconcile.pieces import Piece
 from gruppetto.presets import compose
 from gruppetto.record.explain.read import RunRecord
+from gruppetto.record.explain.sections import kv_limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ def _step(row: Mapping[str, Any], facts: Facts) -> MeasuredStep:
     """One line of metrics as seconds by stage."""
     engines = facts.config.engine.count
     account = {key[len("engine_s/") :]: float(value) for key, value in row.items() if key.startswith("engine_s/")}
+    if not kv_limited(facts.record.config):  # as in explain
+        account["queue"] = account.get("queue", 0.0) + account.pop("kv_full", 0.0)
     decode, prefill = (float(row.get(f"time/{name}_s") or 0.0) / engines for name in ("decode", "prefill"))
     score = account.get("reward", 0.0) / engines
     generate = float(row["schedule/makespan_s"])

@@ -61,7 +61,7 @@ def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
     if not whole:
         return {"total_s": None, "causes": [], "says": []}
     seconds_of = {cause: total(rows, f"engine_s/{cause}") or 0.0 for cause in MEANING}
-    if not _kv_limited(config):  # then slots were free and their engine could not take what was queued
+    if not kv_limited(config):  # then slots were free and their engine could not take what was queued
         seconds_of["queue"] += seconds_of.pop("kv_full")
     found = list(seconds_of.items())
     causes = [
@@ -78,7 +78,7 @@ def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
     return {"total_s": whole, "causes": causes, "says": says}
 
 
-def _kv_limited(config: Row) -> bool:
+def kv_limited(config: Row) -> bool:
     """Whether KV can be full before the slots are: not on the embedded engine, whose slots have a context each."""
     return config.get("engine", {}).get("type") != "embedded" or bool(config.get("sim", {}).get("kv_tokens"))
 
