@@ -164,8 +164,8 @@ async def _abort_all(engine: HttpEngine) -> str:
 
 async def _held(engine: HttpEngine, mode: PauseMode) -> tuple[list[GenerateResult], str]:
     async with _running(engine, 1, _RUNS_S[1]) as calls:
-        early = calls[0].done()
         await engine.pause(mode)
+        early = calls[0].done()  # it may have come to its end before that
         coming = asyncio.ensure_future(engine.generate(_request("coming")))
         waited = [coming, *(calls if mode == "keep" and not early else [])]
         done, _ = await asyncio.wait(waited, timeout=_HELD_S)
