@@ -153,6 +153,7 @@ async def _stages(
             stack.push_async_callback(engine.close)
             await engine.start()
         _tell_determinism(config, engines, recorder)
+        tell_slots(config, engines, recorder)
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
         await trainer.start()
@@ -302,6 +303,24 @@ def _tell_determinism(config: Config, engines: list[Engine], recorder: Recorder)
             reason=f"run.deterministic = true does not hold here: the self-test of {', '.join(failed)} found tokens or "
             "logprobs that depend on batch-mates; not guaranteed are equal metrics of two runs with the same seed, and "
             "of a resumed run with one that was not interrupted",
+        )
+
+
+def tell_slots(config: Config, engines: list[Engine], recorder: Recorder) -> None:
+    """Servers that run fewer requests at once than the config says, in the record and on the screen."""
+    from gruppetto.engines.http.engine import HttpEngine
+
+    wanted = config.engine.slots
+    said = {engine.name: engine.facts.slots for engine in engines if isinstance(engine, HttpEngine) and engine.facts}
+    fewer = {name: slots for name, slots in said.items() if 0 < slots < wanted}
+    if fewer:
+        runs = ", ".join(f"{name} runs {slots}" for name, slots in fewer.items())
+        recorder.event(
+            "notice",
+            0.0,
+            engines=list(fewer),
+            reason=f"engine.slots = {wanted}, but {runs} at once: the rest waits there, unseen, and what the record says "
+            f"of slots is wrong; write engine.slots = {min(fewer.values())}, or start servers with more",
         )
 
 

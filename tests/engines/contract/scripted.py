@@ -333,7 +333,7 @@ class Scripted:
         return web.json_response({"model_path": "hash", "weight_version": self.label, "is_generation": True})
 
     async def server_info(self, request, body):
-        told = {"version": "0.5.23", "context_length": self.context, "max_running_requests": 8}
+        told = {"version": "0.5.23", "context_length": self.context, "max_running_requests": self.slots}
         return web.json_response(told | {"max_total_num_tokens": self.traps.kv})
 
     async def metrics(self, request):

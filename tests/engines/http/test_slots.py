@@ -1,0 +1,26 @@
+"""A server that runs fewer requests at once than the run believes."""
+
+import pytest
+
+from gruppetto.assemble import tell_slots
+from gruppetto.config.schema import Config
+
+
+class Events:
+    def __init__(self):
+        self.notices = []
+
+    def event(self, kind, at, **fields):
+        assert kind == "notice"
+        self.notices.append(fields)
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(8, []), (4, []), (9, ["small"]), (64, ["small", "large"])])
+async def test_a_server_with_fewer_slots_is_named(open_scripted, connect, wanted, told):
+    engines = [await connect(await open_scripted(slots=n), name=name) for name, n in (("small", 8), ("large", 16))]
+    config, events = Config.model_validate({"engine": {"type": "sglang", "slots": wanted}}), Events()
+    tell_slots(config, engines, events)
+    assert [name for notice in events.notices for name in notice["engines"]] == told
+    for notice in events.notices:
+        assert f"engine.slots = {wanted}, but small runs 8" in notice["reason"]
+        assert "write engine.slots = 8," in notice["reason"]
