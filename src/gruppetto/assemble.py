@@ -319,8 +319,8 @@ def tell_slots(config: Config, engines: list[Engine], recorder: Recorder) -> Non
             "notice",
             0.0,
             engines=list(fewer),
-            reason=f"engine.slots = {wanted}, but {runs} at once: the rest waits there, unseen, and what the record says "
-            f"of slots is wrong; write engine.slots = {min(fewer.values())}, or start servers with more",
+            reason=f"engine.slots = {wanted}, but {runs} at once: the rest waits there, unseen, and what the record "
+            f"says of slots is wrong; write engine.slots = {min(fewer.values())}, or start servers with more",
         )
 
 
