@@ -2,20 +2,22 @@
 
 Promises: a folder has its final name only when it is whole; engines of one run share it, and a bucket is written once;
 a version's folder is deleted when the next one has been loaded by all that began it: a server that fails to read the
-new one may go back to the old one.
+new one may go back to the old one; a disk that cannot take a version is a `RunError`, and no engine is blamed for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gruppetto.errors import EngineError
+from gruppetto.errors import EngineError, RunError
+from gruppetto.imports import one_line
 from gruppetto.weights.base import Bucket
 
 _SMALL = (".json", ".txt", ".model", ".jinja", ".py")
@@ -46,7 +48,8 @@ class Staging:
             place = self._root / f"version_{version}.part"
             shutil.rmtree(place, ignore_errors=True)
             shutil.rmtree(self._root / f"version_{version}", ignore_errors=True)
-            place.mkdir(parents=True)
+            with _writing(place, version):
+                place.mkdir(parents=True)
             known = self._versions[version] = _Version(place)
             for old in sorted(number for number in self._versions if number != version)[:-1]:
                 await self._delete(old)
@@ -58,7 +61,8 @@ class Staging:
         async with known.lock:
             written = known.buckets.get(bucket.index)
             if written is None:
-                known.buckets[bucket.index] = await asyncio.to_thread(_write, known.place, bucket, engine)
+                with _writing(known.place, version):
+                    known.buckets[bucket.index] = await asyncio.to_thread(_write, known.place, bucket, engine)
             elif written[0] != bucket.checksum:
                 raise EngineError(engine, f"weights bucket {bucket.index} of version {version} came in two forms")
 
@@ -71,7 +75,8 @@ class Staging:
                     raise EngineError(engine, f"commit of version {version}: {got} of {num_buckets} buckets arrived")
                 rows = [known.buckets[index] for index in sorted(known.buckets)]
                 target = self._root / f"version_{version}"
-                await asyncio.to_thread(_finish, known.place, target, self.model, rows)
+                with _writing(known.place, version):
+                    await asyncio.to_thread(_finish, known.place, target, self.model, rows)
                 known.folder = target
             return known.folder
 
@@ -94,6 +99,20 @@ class Staging:
     def close(self) -> None:
         """Deletes all."""
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _writing(place: Path, version: int) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise RunError(
+            f"weights version {version} cannot be written to {place.parent}: {why}; make room there, or write run.dir "
+            "= a folder that can take them"
+        ) from None
 
 
 def _write(place: Path, bucket: Bucket, engine: str) -> tuple[int, list[str], int]:

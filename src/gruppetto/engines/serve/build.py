@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +91,17 @@ def _eos_ids(path: Path, config: Any) -> tuple[int, ...]:
 
 
 async def run(server: Server, say: Callable[[str], None]) -> int:
-    """Serves until SIGTERM (0) or Ctrl-C (130); a second signal ends the process as usual."""
+    """Serves until SIGTERM (0) or Ctrl-C (130); a second signal ends the process as usual. Does not come back where a
+    thread cannot be called back: everybody has been answered, and the process ends."""
+    code = await _serve(server, say)
+    if server.stuck:
+        say("ending beside a transfer of weights whose sender does not answer")
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+async def _serve(server: Server, say: Callable[[str], None]) -> int:
     many_files()
     ended = ending()
     try:

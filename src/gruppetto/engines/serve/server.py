@@ -1,7 +1,8 @@
 """One server: its sockets, its parts, its end.
 
 Promises: a port that cannot be had is refused before the model is loaded; while it loads, `/health` and `/ready` answer
-503; an end drains for a while, then aborts, and every open request is answered.
+503; an end drains for a while, then aborts, and every open request is answered, also a transfer of weights whose sender
+does not answer any more.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Server:
         self._runners: list[web.AppRunner] = []
         self._engine: ServedEngine | None = None
         self.hub: Hub | None = None
+        self.stuck = False
+        """Once closed: a thread waits where nobody can call it back, and Python would wait for it."""
         self.port = 0
         self.control_port: int | None = None
 
@@ -115,6 +118,8 @@ class Server:
                     await calls.until(lambda: not calls.live, _END_S, "the end")
             except (Refusal, RunError, TimeoutError):
                 pass
+            receiver = self.hub.updates.receiver
+            self.stuck = receiver is not None and not await receiver.close(_END_S)
         await asyncio.gather(*map(partial(_cleanup), self._runners))
         if self._engine is not None:
             await self._engine.calls.close()

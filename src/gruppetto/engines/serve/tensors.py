@@ -61,8 +61,11 @@ def _tensors(folder: Path) -> Iterator[Named]:
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
+    try:
+        if (folder / _SINGLE).is_file():
+            return [folder / _SINGLE]
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise Refusal(f"{str(folder)[:200]} cannot be read: {one_line(error)[:200]}") from None
     try:
         names = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
     except FileNotFoundError:

@@ -144,6 +144,9 @@ class SinkError(RunError):
         self.engines = tuple(engines)
 
 
+Begun = Callable[["Stream"], None]
+
+
 class Sink(ABC):
     """The sending end, used from one thread: a buffer for each bucket in turn, then the end.
 
@@ -181,12 +184,14 @@ class Sink(ABC):
 
 
 class Stream(Protocol):
-    """The receiving end: buckets in order. `ready(n)` waits until bytes up to `n` of the bucket are there."""
+    """The receiving end: buckets in order. `ready(n)` waits until bytes up to `n` of the bucket are there. One that
+    waits already while it is made tells `begun` of itself before, so that somebody else can close it."""
 
     def buckets(self) -> Iterator[tuple[BucketPlan, Bytes, Callable[[int], None] | None]]:
         """Asking for the next one says that the one before is loaded. Raises `RunError` when the sender is gone."""
         ...
 
     def close(self) -> None:
-        """Frees everything; may be called twice."""
+        """Frees everything; may be called twice, and from any thread: what waits in another one raises, as far as it
+        can be called back."""
         ...

@@ -4,11 +4,13 @@
 
 Promises: a version's folder appears whole or not at all (written aside, flushed to the disk, renamed); the tensors are
 written straight into the files, so that no bucket is held beside them; the last `KEEP` versions stay, so that an engine
-that is being started finds one; each file can be read by any safetensors reader.
+that is being started finds one; each file can be read by any safetensors reader; a folder that cannot take a version is
+said in a `RunError`, before anything of the bucket is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -45,8 +47,11 @@ class DiskSink(Sink):
         self._parent = folder
         self._final = folder / f"weights_v{version:06d}"
         self._aside = folder / f".weights_v{version:06d}.{os.getpid()}"
-        shutil.rmtree(self._aside, ignore_errors=True)
-        self._aside.mkdir(parents=True)
+        self._version = version
+        for left in (self._aside, *_left_behind(folder)):
+            shutil.rmtree(left, ignore_errors=True)
+        with self._writing():
+            self._aside.mkdir(parents=True)
         self._map: mmap.mmap | None = None
 
     def address(self, engine: str) -> dict[str, str | int]:
@@ -54,32 +59,50 @@ class DiskSink(Sink):
 
     def buffer(self, plan: BucketPlan) -> Bytes:
         head = _header(plan)
-        with (self._aside / _file(plan.index)).open("wb+") as file:
+        with self._writing(), (self._aside / _file(plan.index)).open("wb+") as file:
             file.write(head)
-            file.truncate(len(head) + max(1, plan.num_bytes))
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, len(head) + max(1, plan.num_bytes))  # else a full disk is a SIGBUS
             self._map = mmap.mmap(file.fileno(), 0)
         return np.frombuffer(self._map, np.uint8)[len(head) : len(head) + plan.num_bytes]
 
     def filled(self, plan: BucketPlan, end: int) -> None:
         if end == plan.num_bytes and self._map is not None:
-            self._map.flush()
+            with self._writing():
+                self._map.flush()
             self._map = None
 
     def finish(self) -> None:
-        _flush(self._aside)
-        if self._final.exists():
-            shutil.rmtree(self._final)
-        self._aside.rename(self._final)
-        _flush(self._parent)
+        with self._writing():
+            _flush(self._aside)
+            if self._final.exists():
+                shutil.rmtree(self._final)
+            self._aside.rename(self._final)
+            _flush(self._parent)
         for old in sorted(self._parent.glob("weights_v*"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
     def gone(self, engine: str) -> None:
         return None
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"weights version {self._version} cannot be written to {self._parent}: {error.strerror or error}; make "
+                "room there, or write run.dir = a folder that can take them"
+            ) from None
+
     def close(self) -> None:
         self._map = None
         shutil.rmtree(self._aside, ignore_errors=True)
+
+
+def _left_behind(folder: Path) -> list[Path]:
+    """Versions of processes that were killed while they wrote them; each holds the room of a model."""
+    return [aside for aside in folder.glob(".weights_v*") if not Path(f"/proc/{aside.suffix[1:]}").exists()]
 
 
 class DiskStream:

@@ -22,10 +22,12 @@ from torch import Tensor
 from gruppetto.clock import monotonic
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan
-from gruppetto.weights.channels.base import BUFFERS, Sink, SinkError
+from gruppetto.weights.channels.base import BUFFERS, Begun, Sink, SinkError
 from gruppetto.weights.channels.sums import Bytes
 
 _LOOK = timedelta(milliseconds=50)
+_CONNECT_S = 20.0
+_LEFT = "the weights were given up here"
 dist: Any = distributed
 
 
@@ -130,20 +132,37 @@ class GlooSink(Sink):
 class GlooStream:
     """The engine's end."""
 
-    def __init__(self, address: Mapping[str, str | int], plans: Sequence[BucketPlan], deadline_s: float) -> None:
-        self._plans = plans
-        limit = timedelta(seconds=deadline_s)
+    def __init__(
+        self,
+        address: Mapping[str, str | int],
+        plans: Sequence[BucketPlan],
+        deadline_s: float,
+        begun: Begun | None = None,
+    ) -> None:
+        self._plans, self._closed = plans, False
+        if begun is not None:
+            begun(self)
+        _need_listener(address, deadline_s)
         try:
             store = _client(address, deadline_s)
             store.set(f"here/{address['rank']}", "1")
-            store.wait(["go"], limit)
-            if store.get("go") != b"yes":
-                raise RunError("gloo: the sender called the broadcast off: another engine did not come")
-            self._group = _built(address, deadline_s, lambda: _called_off(store))
+            self._await_the_word(store, deadline_s)
+            self._group = _built(address, deadline_s, lambda: _LEFT if self._closed else _called_off(store))
         except RuntimeError as error:
             raise RunError(f"gloo: no group with the sender: {_first_line(error)}") from None
         size = max((plan.num_bytes for plan in plans), default=1)
         self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(BUFFERS, len(plans)))]
+
+    def _await_the_word(self, store: Any, deadline_s: float) -> None:
+        end = monotonic() + deadline_s
+        while not store.check(["go"]):
+            if self._closed:
+                raise RunError(f"gloo: {_LEFT}")
+            if monotonic() > end:
+                raise RunError(f"gloo: the sender gave no word to go within {deadline_s:g} s")
+            _pause()
+        if store.get("go") != b"yes":
+            raise RunError("gloo: the sender called the broadcast off: another engine did not come")
 
     def buckets(self) -> Iterator[tuple[BucketPlan, Bytes, Callable[[int], None] | None]]:
         coming = self._receive(0) if self._plans else None
@@ -162,7 +181,17 @@ class GlooStream:
         return _broadcast(self._group, self._buffers[index % BUFFERS][: self._plans[index].num_bytes])
 
     def close(self) -> None:
+        self._closed = True
         self._group = None
+
+
+def _need_listener(address: Mapping[str, str | int], deadline_s: float) -> None:
+    """torch's client would try to connect until the deadline; but a sender listens before it offers anything."""
+    host, port = str(address["host"]), int(address["port"])
+    try:
+        socket.create_connection((host, port), timeout=min(deadline_s, _CONNECT_S)).close()
+    except OSError as error:
+        raise RunError(f"gloo: nobody listens at {host}:{port}, the sender is gone ({error})") from None
 
 
 def _store(host: str, deadline_s: float) -> Any:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 ROUTE = "/gruppetto/weights"
 """Under it `state`, `prepare`, `commit`, `drop` and `audit` on the engine's control port."""
 
+_SHOWN = 300
+"""Characters of a server's message that are repeated."""
 _NO_ROUTE, _NO_KEY = (404, 405, 501), (401, 403)
 
 
@@ -117,11 +119,10 @@ class RemotePort(Port):
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
 
     async def state(self) -> State:
-        state: State = msgspec.convert(await self._call("state"), State)
-        return state
+        return self._read("state", await self._call("state"), State)
 
     async def prepare(self, offer: Offer) -> Mapping[str, int]:
-        return _digests(await self._call("prepare", msgspec.to_builtins(offer)))
+        return self._read("prepare", await self._call("prepare", msgspec.to_builtins(offer)), dict[str, int])
 
     async def commit(self, version: int) -> None:
         await self._call("commit", {"version": version, "label": self._engine.weights_label(version)})
@@ -131,7 +132,7 @@ class RemotePort(Port):
         await self._call("drop")
 
     async def audit(self) -> Mapping[str, int]:
-        return _digests(await self._call("audit"))
+        return self._read("audit", await self._call("audit"), dict[str, int])
 
     async def _call(self, what: str, body: Any = None) -> Any:
         """A connection for each call: there are a few in a publish, and none is left to go stale between two."""
@@ -152,19 +153,27 @@ class RemotePort(Port):
             raise EngineError(self.name, f"weights {what}: HTTP {status}; put its key into GRUPPETTO_ENGINE_API_KEY")
         if status != 200:
             raise EngineError(self.name, f"weights {what}: {_message(answer, status)}")
-        return msgspec.json.decode(answer)
+        try:
+            return msgspec.json.decode(answer)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._other(what, error) from None
 
+    def _read(self, what: str, answer: Any, kind: type[T]) -> T:
+        try:
+            return msgspec.convert(answer, kind)
+        except msgspec.ValidationError as error:
+            raise self._other(what, error) from None
 
-def _digests(answer: Any) -> dict[str, int]:
-    found: dict[str, int] = msgspec.convert(answer, dict[str, int])
-    return found
+    def _other(self, what: str, error: Exception) -> EngineError:
+        """It answers on our route, and not with what `gruppetto serve` answers there."""
+        return EngineError(self.name, f"weights {what}: the answer is none of gruppetto serve's: {error}")
 
 
 def _message(answer: bytes, status: int) -> str:
     try:
         found = msgspec.json.decode(answer)
-        return str(found["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+        return str(found["error"]["message"])[:_SHOWN]
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         return f"HTTP {status}"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan, views
-from gruppetto.weights.channels.base import Offer, Served, State, Stream, Target, host_id, plans_of
+from gruppetto.weights.channels.base import Begun, Offer, Served, State, Stream, Target, host_id, plans_of
 from gruppetto.weights.channels.disk import DiskStream
 from gruppetto.weights.channels.feed import bytes_of
 from gruppetto.weights.channels.gloo import GlooStream
@@ -31,6 +32,14 @@ from gruppetto.weights.channels.sums import Bytes, copied, summed
 from gruppetto.weights.delta.held import Held, Prepared
 from gruppetto.weights.delta.packet import from_bytes
 from gruppetto.weights.layouts.tensors import as_bits, spec_of
+
+_ADDRESS: dict[str, dict[str, type]] = {
+    "shm": {"path": str, "name": str},
+    "disk": {"folder": str},
+    "gloo": {"host": str, "port": int, "rank": int, "size": int},
+}
+_SAID = {str: "a text", int: "a number"}
+_LONGEST_S = 86400.0
 
 
 class Receiver:
@@ -42,6 +51,9 @@ class Receiver:
         self._one = asyncio.Lock()
         self._loading: asyncio.Future[dict[str, int]] | None = None
         self._stream: Stream | None = None
+        self._closed = False
+        self._idle = threading.Event()
+        self._idle.set()
         self._written: int | None = None
         self._delta: Prepared | None = None
         self._held: Held | None = None
@@ -55,6 +67,7 @@ class Receiver:
 
     async def prepare(self, offer: Offer) -> dict[str, int]:
         """Takes the version in, without serving it; digests by the engine's own names. Raises `RunError`."""
+        _refuse_strange(offer)
         async with self._one:
             self._written = self._delta = None
             if offer.kind == "delta":
@@ -78,6 +91,13 @@ class Receiver:
             self._stream.close()
         async with self._one:
             self._written = self._delta = None
+
+    async def close(self, within_s: float) -> bool:
+        """Ends a transfer, and takes no other; whether it has ended: one may wait where nobody can call it back."""
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+        return await asyncio.to_thread(self._idle.wait, within_s)
 
     async def audit(self) -> dict[str, int]:
         """Digests of everything, read now."""
@@ -126,13 +146,20 @@ class Receiver:
 
     @contextlib.contextmanager
     def _streaming(self, offer: Offer, plans: Sequence[BucketPlan]) -> Iterator[Stream]:
-        stream = _stream(offer, plans)
-        self._stream = stream
+        self._idle.clear()
         try:
+            self._stream = stream = _stream(offer, plans, self._begun)
             yield stream
         finally:
+            if self._stream is not None:
+                self._stream.close()
             self._stream = None
-            stream.close()
+            self._idle.set()
+
+    def _begun(self, stream: Stream) -> None:
+        if self._closed:
+            raise RunError("this server is ending, and takes no weights any more")
+        self._stream = stream
 
     async def _read_back(self) -> dict[str, int]:
         served = await self._target.weights()
@@ -164,15 +191,30 @@ class Receiver:
         return b"".join(parts)
 
 
-def _stream(offer: Offer, plans: Sequence[BucketPlan]) -> Stream:
+def _refuse_strange(offer: Offer) -> None:
+    """Before anything is touched: an offer comes from outside."""
+    if offer.channel not in _ADDRESS:
+        raise RunError(f"weights were offered by {offer.channel!r}; this engine knows shm, disk and gloo")
+    if not 0 < offer.deadline_s <= _LONGEST_S:
+        raise RunError(f"an offer with deadline_s = {offer.deadline_s:g}; write more than 0, at most {_LONGEST_S:g}")
+    for name, kind in _ADDRESS[offer.channel].items():
+        value = offer.address.get(name)
+        if type(value) is not kind:
+            raise RunError(f"an offer by {offer.channel} with {name} = {value!r} in its address; write {_SAID[kind]}")
+    if offer.channel == "gloo":
+        port, rank, size = (int(offer.address[name]) for name in ("port", "rank", "size"))
+        if not (0 < port <= 65535 and 0 < rank < size):
+            raise RunError(f"an offer by gloo with port = {port}, rank = {rank} of {size}; these are no such place")
+
+
+def _stream(offer: Offer, plans: Sequence[BucketPlan], begun: Begun) -> Stream:
     match offer.channel:
         case "shm":
-            return ShmStream(offer.address, plans, offer.deadline_s)
+            return ShmStream(offer.address, plans, offer.deadline_s, begun)
         case "disk":
             return DiskStream(offer.address, plans)
-        case "gloo":
-            return GlooStream(offer.address, plans, offer.deadline_s)
-    raise RunError(f"weights were offered by {offer.channel!r}; this engine knows shm, disk and gloo")
+        case _:
+            return GlooStream(offer.address, plans, offer.deadline_s, begun)
 
 
 def _refuse_misfits(plans: Sequence[BucketPlan], room: Mapping[str, Tensor]) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from gruppetto.clock import monotonic
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan
-from gruppetto.weights.channels.base import BUFFERS, Sink, SinkError
+from gruppetto.weights.channels.base import BUFFERS, Begun, Sink, SinkError
 from gruppetto.weights.channels.sums import Bytes
 
 PIECE = 4 << 20
@@ -208,11 +208,19 @@ def _read(peer: socket.socket, size: int) -> bytes:
 class ShmStream:
     """The engine's end."""
 
-    def __init__(self, address: Mapping[str, str | int], plans: Sequence[BucketPlan], deadline_s: float) -> None:
+    def __init__(
+        self,
+        address: Mapping[str, str | int],
+        plans: Sequence[BucketPlan],
+        deadline_s: float,
+        begun: Begun | None = None,
+    ) -> None:
         self._plans = plans
         self._peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._peer.settimeout(deadline_s)
         try:
+            if begun is not None:
+                begun(self)
             self._bytes = self._meet(address)
             self._half = len(self._bytes) // BUFFERS
             if (largest := max((plan.num_bytes for plan in plans), default=0)) > self._half:
@@ -246,6 +254,8 @@ class ShmStream:
                 raise _lost(error) from None
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # closed, or never connected; a thread that reads it would not see the close
+            self._peer.shutdown(socket.SHUT_RDWR)
         self._peer.close()
 
 
