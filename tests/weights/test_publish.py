@@ -5,9 +5,11 @@ import re
 
 import pytest
 import torch
+from engines.few_steps import few_steps
 from transformers import AutoModelForCausalLM
 
 from gruppetto.engines.base import GenerateRequest, Sampling
+from gruppetto.engines.embedded.core import Core
 from gruppetto.engines.embedded.engine import EmbeddedEngine
 from gruppetto.errors import EngineError, UserError
 from gruppetto.weights.channels.order import Order, Ordered
@@ -180,8 +182,10 @@ async def test_a_swap_that_no_digest_sees_sounds_the_alarm(way, engines, trainer
 
 
 async def test_a_probe_takes_the_place_of_the_rollouts_that_started_last(engines, trainer, tmp_path, monkeypatch):
-    """All slots are held by requests that are kept over the publish, and more wait."""
-    monkeypatch.setattr("gruppetto.weights.channels.probe.ROOM_S", 0.01)
+    """All slots are held by requests that are kept over the publish, and more wait. None ends before that is seen."""
+    monkeypatch.setattr("gruppetto.weights.channels.probe.ROOM_S", 1.0)
+    monkeypatch.setattr(Core, "step", few_steps(tmp_path / "held"))
+    (tmp_path / "held").touch()
     (engine,) = await engines("a", slots=2, context=2048)
     await engine.resume()
     probe = Probe(PROMPTS, trainer.token_logprobs)
@@ -196,6 +200,7 @@ async def test_a_probe_takes_the_place_of_the_rollouts_that_started_last(engines
 
     def make_room(of, count):
         asked.append((of, count))
+        (tmp_path / "held").unlink()
         for n in range(4 - count, 4):
             running[n].aborted = asyncio.create_task(engine.abort(f"r{n}"))
 
@@ -213,9 +218,9 @@ async def test_a_probe_without_an_answer_is_the_engines_failure_and_nobody_elses
         await asyncio.Event().wait()
 
     engine.generate = hangs
-    publish = ordered("shm", tmp_path, Probe(PROMPTS, trainer.token_logprobs, deadline_s=1.0))
+    publish = ordered("shm", tmp_path, Probe(PROMPTS, trainer.token_logprobs, deadline_s=5.0))
     (wrong,) = await bring(publish, 1, trainer.export(), [engine, right])
-    assert str(wrong) == "engine a: probe of version 1: no answer within 1 s"
+    assert str(wrong) == "engine a: probe of version 1: no answer within 5 s"
     assert list(publish.channel.fenced) == ["a"]
 
 
