@@ -103,7 +103,7 @@ def test_a_kill_in_a_streamed_step_repeats_the_uninterrupted_run(train, run_file
     script.write_text(DIES)
     command = [sys.executable, str(script), "train", str(run_file), f"run.dir={tmp_path / 'runs'}", *STREAMED]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run([*command, "run.steps=6", "run.name=killed"], env=env, capture_output=True, timeout=120)
+    ended = subprocess.run([*command, "run.steps=6", "run.name=killed"], env=env, capture_output=True, timeout=250)
     assert ended.returncode == -9, ended.stderr
     folder = tmp_path / "runs" / "killed"
     code, _ = train(*STREAMED, "run.steps=6", 'run.name="killed"', resume=True)

@@ -77,7 +77,7 @@ def test_two_chunks_that_changed_places_are_seen(count, data):
 # --- sinks and streams -----------------------------------------------------------------------------------------------
 
 
-def make_sink(kind, plans, names, tmp_path, version=1, deadline_s=10.0):
+def make_sink(kind, plans, names, tmp_path, version=1, deadline_s=60.0):
     if kind == "disk":
         return DiskSink(version, tmp_path)
     return (ShmSink if kind == "shm" else GlooSink)(plans, names, deadline_s)
@@ -86,7 +86,7 @@ def make_sink(kind, plans, names, tmp_path, version=1, deadline_s=10.0):
 def make_stream(kind, address, plans):
     if kind == "disk":
         return DiskStream(address, plans)
-    return (ShmStream if kind == "shm" else GlooStream)(address, plans, 10.0)
+    return (ShmStream if kind == "shm" else GlooStream)(address, plans, 60.0)
 
 
 def drain(kind, address, places, seen, held=None):
@@ -119,7 +119,7 @@ def test_what_goes_in_comes_out_at_each_engine(kind, bucket, tmp_path):
     if kind != "disk":
         digests = pump(plans, Plain(named), sink)
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     sink.close()
     for name in names:
         assert seen[name] == {tensor: bytes_of(value).tobytes() for tensor, value in named}
@@ -144,7 +144,7 @@ def test_at_most_two_buckets_are_held_at_either_end(kind, tmp_path):
     thread = threading.Thread(target=drain, args=(kind, sink.address("a"), places_of(plans), seen, received))
     thread.start()
     pump(plans, Plain(named), sink)
-    thread.join(20)
+    thread.join(100)
     sink.close()
     assert len(seen) == 12
     assert len(sent) == len(received) == BUFFERS
@@ -235,7 +235,7 @@ def test_a_sender_that_goes_in_the_middle_is_noticed(tmp_path):
     sink.buffer(plans[0])
     sink.filled(plans[0], 512)
     sink.close()
-    thread.join(20)
+    thread.join(100)
     assert "the sender is gone" in failed[0]
 
 
