@@ -41,7 +41,7 @@ def found() -> str | None:
 class Browser:
     """One Chromium with a profile of its own, gone when the block ends. Every answer has `deadline_s` to come."""
 
-    def __init__(self, deadline_s: float = 60.0) -> None:
+    def __init__(self, deadline_s: float = 200.0) -> None:
         self.complaints: list[str] = []
         self._deadline_s, self._last, self._rest = deadline_s, 0, b""
         self._profile = tempfile.mkdtemp(prefix="gruppetto-chromium-")
