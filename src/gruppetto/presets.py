@@ -28,7 +28,7 @@ MAX_DEFER = 10
 PRESETS: dict[str, dict[str, Any]] = {
     "sync": {"depth": 1.0, "max_staleness": 0},
     "partial": {"depth": 1.5, "over_age": "mask"},
-    "tail_batch": {"max_staleness": 0, "unfinished": "drop", "defer_steps": MAX_DEFER},
+    "tail_batch": {"max_staleness": 0},
     "divided": {
         "depth": 1.0,
         "max_staleness": 0,
@@ -41,7 +41,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "windowed": {"max_staleness": 1, "versions": "own"},
     "layered": {"max_staleness": 0, "chunk": CHUNK, "kv": "hold", "stream": True, "finish_first": True},
 }
-"""What each preset replaces of: depth 1 (or what its bound allows), fifo, keep, wait."""
+"""What each preset replaces of: depth 1 (or what its bound allows), fifo, and `PLAIN`."""
+
+PLAIN: dict[str, Any] = {
+    "over_age": "wait", "unfinished": "keep", "finish_first": False, "kv": "engine", "kv_pool": False,
+    "versions": "newest", "stream": False,
+}  # fmt: skip
 
 ONLY_TAIL_BATCH = ("over_prompts", "over_members", "boundary", "rounds")
 
@@ -68,21 +73,37 @@ def build_policy(config: Config) -> Composed:
     return policy
 
 
+def choices(section: SchedulerSection) -> dict[str, Any]:
+    """The preset with what the section replaces of it, by the names of the settings that have a use there. Not for
+    auto, which chooses."""
+    own = {key: value for key, value in section.model_dump(exclude={"type"}).items() if value is not None}
+    chosen = PLAIN | PRESETS[section.type] | own
+    k = chosen.get("max_staleness")
+    if section.type == "tail_batch":
+        return {"order": "fifo"} | chosen | _of_rounds(own) | own
+    if section.type == "async_bounded":
+        chosen.setdefault("depth", (1 if k is None else k) + 1.0)
+    chosen.setdefault("depth", 1.0 if k is None else k + 1.0 if section.type == "windowed" else min(k + 1, 1.25))
+    chosen.setdefault("order", "probe_then_longest" if section.type == "layered" and not k else "fifo")
+    return chosen
+
+
+def _of_rounds(own: dict[str, Any]) -> dict[str, Any]:
+    """What tail_batch means beside what was written."""
+    if own.get("boundary") == "frozen":
+        return {"over_prompts": 1.25, "rounds": 5, "unfinished": "wait"}
+    short_and_long = {"boundary": "each_round", "over_prompts": 1.25, "over_members": 1.0, "defer_steps": MAX_DEFER}
+    return short_and_long | {"unfinished": "drop"}
+
+
 def compose(section: SchedulerSection) -> Composed:
     """The preset with the choices that the section replaces, checked by nobody yet."""
     if section.type == "auto":
         section = section.model_copy(update={"type": "layered"})
-    own = {key: value for key, value in section.model_dump(exclude={"type"}).items() if value is not None}
-    chosen = PRESETS[section.type] | own
-    if chosen.get("boundary") == "frozen":
-        chosen |= {"unfinished": own.get("unfinished", "wait")}
-    k = chosen.get("max_staleness")
-    if section.type == "async_bounded":  # its bound is one on admissions: that of ages is enforced by dropping only
-        chosen.setdefault("depth", (1 if k is None else k) + 1.0)
-        k = k if chosen.get("over_age") in ("drop", "mask") else None
-    chosen.setdefault("depth", 1.0 if k is None else k + 1.0 if section.type == "windowed" else min(k + 1, 1.25))
-    chosen.setdefault("order", "probe_then_longest" if section.type == "layered" and not k else "fifo")
-    kv = chosen.get("kv", "engine")
+    chosen = choices(section)
+    k, kv = chosen.get("max_staleness"), chosen["kv"]
+    if section.type == "async_bounded" and chosen["over_age"] == "wait":
+        k = None  # its bound is one on admissions: that of ages is enforced by dropping and masking only
     return Composed(
         name=section.type,
         rounds=_rounds(section.type, chosen),
@@ -92,14 +113,14 @@ def compose(section: SchedulerSection) -> Composed:
             limit=kv != "engine",
             count_kv=kv in ("count", "hold"),
             hold=kv == "hold",
-            kv_pool=chosen.get("kv_pool", False),
-            own_version=chosen.get("versions") == "own",
+            kv_pool=chosen["kv_pool"],
+            own_version=chosen["versions"] == "own",
             yields=ORDERS[chosen["order"]]().rekeys,
         ),
-        unfinished=chosen.get("unfinished", "keep"),
-        freshness=Freshness(k, chosen.get("over_age", "wait")),
-        stream=chosen.get("stream", False),
-        finish_first=chosen.get("finish_first", False),
+        unfinished=chosen["unfinished"],
+        freshness=Freshness(k, chosen["over_age"]),
+        stream=chosen["stream"],
+        finish_first=chosen["finish_first"],
         max_parked_steps=chosen.get("max_parked_steps"),
     )
 
@@ -107,9 +128,9 @@ def compose(section: SchedulerSection) -> Composed:
 def _rounds(preset: str, chosen: dict[str, Any]) -> Rounds:
     if preset != "tail_batch":
         return Continuous(chosen["depth"], chosen.get("defer_steps"))
-    if chosen.get("boundary") == "frozen":
-        return Frozen(chosen.get("rounds", 5), chosen.get("over_prompts", 1.25))
-    return ShortLong(chosen.get("over_prompts", 1.25), chosen.get("over_members", 1.0), chosen["defer_steps"])
+    if chosen["boundary"] == "frozen":
+        return Frozen(chosen["rounds"], chosen["over_prompts"])
+    return ShortLong(chosen["over_prompts"], chosen["over_members"], chosen["defer_steps"])
 
 
 def batch_groups(config: Config) -> int:

@@ -13,7 +13,9 @@ from gruppetto.cli import config as config_command
 from gruppetto.cli.main import build_parser, main
 from gruppetto.cli.settings import quiet_threads
 from gruppetto.config.loader import load
+from gruppetto.config.scheduling import SchedulerSection
 from gruppetto.errors import RunError
+from gruppetto.presets import PRESETS, compose
 
 
 @pytest.fixture
@@ -189,11 +191,25 @@ def test_config_says_where_each_value_came_from(here, capsys):
     assert "group_size = 4 # run.toml:6" in lines
     assert 'type = "partial" # command line' in lines
     assert 'max_staleness = "none" # default' in lines
+    assert 'over_age = "mask" # preset partial' in lines
     Path("again.toml").write_text(text)
     assert main(["config", "again.toml", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["rollout.group_size"]["value"] == 4
     assert again["scheduler.max_staleness"]["value"] is None
+
+
+@pytest.mark.parametrize("more", [(), ("scheduler.boundary=frozen",)])
+@pytest.mark.parametrize("preset", [*PRESETS, "auto"])
+def test_what_config_shows_of_a_preset_can_be_written_out(here, capsys, preset, more):
+    settings = ["run.placement=disaggregated", f"scheduler.type={preset}", *(more if preset == "tail_batch" else ())]
+    assert main(["config", "run.toml", *settings]) == 0
+    Path("again.toml").write_text(capsys.readouterr().out)
+    assert main(["config", "again.toml", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    shown = {key.split(".")[1]: entry["value"] for key, entry in again.items() if key.startswith("scheduler.")}
+    written = SchedulerSection.model_validate(dict(entry.split(".")[1].split("=") for entry in settings[1:]))
+    assert compose(SchedulerSection.model_validate(shown)) == compose(written)
 
 
 def test_choices_that_do_not_go_together_are_refused_at_once(here, capsys):

@@ -5,6 +5,8 @@ from scheduler.drawn import DISAGGREGATED_ONLY, SECTIONS, preset
 from scheduler.held import staleness_of
 from scheduler.scenario import Fault, Kill, Scenario, partial, run_scenario
 
+from gruppetto.config.scheduling import SchedulerSection
+from gruppetto.presets import choices, compose
 from gruppetto.scheduler.policies.composed import Composed, problems
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.placing import Placing
@@ -29,6 +31,14 @@ def check(run, error):
         assert run.loop.pool.census.dropped == {}
     if policy.freshness.max_staleness is not None and policy.freshness.over_age == "wait":
         assert max(staleness_of(run.lineage.batches)) <= policy.freshness.max_staleness
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_what_config_shows_of_a_preset_is_that_preset_when_it_is_written_out(name):
+    section = SchedulerSection(type=name.split()[0].split(",")[0], **SECTIONS[name])
+    shown = choices(section)
+    assert {key: shown[key] for key in SECTIONS[name]} == SECTIONS[name]
+    assert compose(SchedulerSection(type=section.type, **shown)) == compose(section) == preset(name)
 
 
 @pytest.mark.parametrize(("name", "colocated"), RUNS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gruppetto.cli.settings import add_settings, load_settings, split_settings
 from gruppetto.errors import UserError
@@ -52,11 +52,23 @@ def _check(loaded: Loaded) -> None:
 def _print_values(loaded: Loaded, *, as_json: bool) -> None:
     from gruppetto.config.loader import document_lines
 
-    values = loaded.values()
+    values, origins = loaded.values(), dict(loaded.origins)
+    for key, value in _of_the_preset(loaded).items():
+        values[key], origins[key] = value, f"preset {loaded.config.scheduler.type}"
     if as_json:
-        _print_json({key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()})
+        _print_json({key: {"value": value, "origin": origins[key]} for key, value in values.items()})
     else:
-        print("\n".join(document_lines(values, loaded.origins.__getitem__)))
+        print("\n".join(document_lines(values, origins.__getitem__)))
+
+
+def _of_the_preset(loaded: Loaded) -> dict[str, Any]:
+    """What the scheduler's settings that nobody has written mean. `auto` chooses them as it goes."""
+    from gruppetto.presets import choices
+
+    section = loaded.config.scheduler
+    if section.type == "auto":
+        return {}
+    return {f"scheduler.{name}": value for name, value in choices(section).items() if getattr(section, name) is None}
 
 
 def _print_diff(settings: list[str], *, as_json: bool) -> None:
