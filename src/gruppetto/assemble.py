@@ -254,6 +254,7 @@ def _build_servers(config: Config, tokenizer: HFTokenizer, folder: RunFolder) ->
         stream=engine.stream,
         keep_kv=keep_kv,
         decode=tokenizer.decode,
+        vocab=tokenizer.model_ids,
         deadlines=Deadlines(start=engine.start_s, generate=rollout.timeout_s + GENERATE_GRACE_S),
     )
     staging = Staging(folder.path / "weights", Path(config.model.path))

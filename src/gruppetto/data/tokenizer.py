@@ -24,7 +24,7 @@ class HFTokenizer:
         self._tokenizer = _load(self.folder)
         config = _json(self.folder / "config.json")
         self.vocab_size: int = len(self._tokenizer)
-        _check_vocabulary(config, self._largest_id() + 1, self.folder)
+        self.model_ids = _check_vocabulary(config, self._largest_id() + 1, self.folder)
         self.eos_ids: tuple[int, ...] = self._end_tokens(config)
         self.has_chat_template: bool = bool(getattr(self._tokenizer, "chat_template", None))
 
@@ -91,13 +91,15 @@ def _load(folder: Path) -> Any:
         raise UserError(f"model.path = {str(folder)!r} has no usable tokenizer: {one_line(error)}") from error
 
 
-def _check_vocabulary(config: Mapping[str, Any], needed: int, folder: Path) -> None:
+def _check_vocabulary(config: Mapping[str, Any], needed: int, folder: Path) -> int:
+    """Ids that the model has, of which a tokenizer may name fewer."""
     size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     if size is not None and size < needed:
         raise UserError(
             f"model {folder}: config.json has vocab_size = {size}, but the tokenizer's largest id is {needed - 1}; "
             f"resize the embeddings to {needed} or use the tokenizer that belongs to this model"
         )
+    return needed if size is None else int(size)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class SGLangWire(Wire):
     def _decoded(self, raw: bytes) -> _Answer:
         try:
             return msgspec.json.decode(raw, type=_Answer)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineError(self.client.engine, f"an answer of /generate is not SGLang's: {error}") from None
 
     def _body(self, rid: str, request: GenerateRequest, label: str) -> dict[str, Any]:
@@ -204,12 +204,21 @@ class SGLangWire(Wire):
         spans = [(span.version, span.start, span.end) for span in meta.weight_versions or ()]
         return Made(
             ids=answer.output_ids,
-            logprobs=[float(row[0]) for row in meta.output_token_logprobs or ()],
+            logprobs=self._logprobs(meta.output_token_logprobs or ()),
             spans=spans,
             finish=self._finish(meta.finish_reason),
             stop=_matched(meta.finish_reason),
             cached=meta.cached_tokens or 0,
         )
+
+    def _logprobs(self, rows: Sequence[tuple[Any, ...]]) -> list[float]:
+        try:
+            return [float(row[0]) for row in rows]
+        except (IndexError, TypeError, ValueError):
+            bad = next(row for row in rows if not row or not isinstance(row[0], float | int))
+            raise EngineError(
+                self.client.engine, f"output_token_logprobs holds {str(bad)[:80]}, which does not begin with a logprob"
+            ) from None
 
     def _finish(self, reason: dict[str, Any] | None) -> EngineFinish | None:
         if reason is None:
@@ -309,9 +318,10 @@ def _matched(reason: dict[str, Any] | None) -> int | str | None:
     return found if isinstance(found, int | str) else None
 
 
-def _total(loads: Sequence[Any], key: str) -> int | None:
+def _total(loads: Any, key: str) -> int | None:
     """Of all ranks; None where none tells it."""
-    told = [value for one in loads if isinstance(value := as_object(one).get(key), int)]
+    ranks = loads if isinstance(loads, list) else []
+    told = [value for one in ranks if isinstance(value := as_object(one).get(key), int)]
     return sum(told) if told else None
 
 

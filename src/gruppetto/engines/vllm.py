@@ -236,7 +236,7 @@ class VLLMWire(Wire):
     def _decoded(self, raw: bytes) -> _Answer:
         try:
             answer = msgspec.json.decode(raw, type=_Answer)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineError(
                 self.client.engine, f"vLLM's generate answered what was not understood: {error}"
             ) from None

@@ -1,12 +1,12 @@
 """From a server's answer to the contract's result, and what is refused before it is sent.
 
-Promises: tokens and logprobs are as many; every token has the version of the weights that made it; a stop string is
+Promises: tokens and logprobs are as many, and at least one of each unless it was aborted; the model has every token;
+every token has the version of the weights that made it; a stop string is
 found also where it begins in tokens of an earlier call, and what came after it is cut off.
 """
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +18,10 @@ from gruppetto.errors import EngineError
 from gruppetto.types import Segment, TokenKind
 
 Decode = Callable[[Sequence[int]], str]
+_LEAST, _MOST = -1e38, 1e-3
+"""Of a log-probability: what float32 holds, and 0 with its rounding."""
+_IDS = 1 << 31
+"""Token ids where nobody says how many the model has: what is kept of them has 32 bits."""
 
 
 def within(request: GenerateRequest, context: int) -> GenerateRequest:
@@ -29,11 +33,18 @@ def within(request: GenerateRequest, context: int) -> GenerateRequest:
 
 
 def result_of(
-    engine: str, request: GenerateRequest, made: Made, labels: Mapping[str, int], sent_at: int, decode: Decode | None
+    engine: str,
+    request: GenerateRequest,
+    made: Made,
+    labels: Mapping[str, int],
+    sent_at: int,
+    decode: Decode | None,
+    vocab: int = 0,
 ) -> GenerateResult:
-    """`sent_at`: version of the weights when it was sent, for servers that do not say. Raises `EngineError` for an
-    answer that breaks the contract."""
+    """`sent_at`: version of the weights when it was sent, for servers that do not say; `vocab`: how many ids the model
+    has, 0 = not known. Raises `EngineError` for an answer that breaks the contract."""
     made = _paired(engine, request, made)
+    _need_known(engine, request, made, vocab)
     made = _stopped(request, made, decode)
     if made.finish is None:
         raise EngineError(engine, f"request {request.rid} came back without a finish")
@@ -42,7 +53,7 @@ def result_of(
         segments=tuple(_segments(engine, request, made, labels, sent_at)),
         finish=made.finish,
         stop=made.stop,
-        cached_tokens=made.cached,
+        cached_tokens=min(max(0, made.cached), len(request.token_ids)),
     )
 
 
@@ -58,10 +69,22 @@ def _paired(engine: str, request: GenerateRequest, made: Made) -> Made:
             raise EngineError(engine, f"request {request.rid}: {len(ids)} tokens and {len(logprobs)} logprobs")
         both = min(len(ids), len(logprobs))
         made = replace(made, ids=ids[:both], logprobs=logprobs[:both])
-    if any(not math.isfinite(value) or value > 1e-3 for value in made.logprobs):
-        bad = next(value for value in made.logprobs if not math.isfinite(value) or value > 1e-3)
+    if (bad := next((value for value in made.logprobs if not _LEAST <= value <= _MOST), None)) is not None:
         raise EngineError(engine, f"request {request.rid}: a logprob is {bad}")
+    if not ids and made.finish not in (None, EngineFinish.ABORT):
+        budget = request.sampling.max_tokens
+        raise EngineError(engine, f"request {request.rid}: no token of {budget} came, and its finish is {made.finish}")
     return made
+
+
+def _need_known(engine: str, request: GenerateRequest, made: Made, vocab: int) -> None:
+    end = vocab or _IDS
+    if (bad := next((token for token in made.ids if not 0 <= token < end), None)) is not None:
+        raise EngineError(
+            engine,
+            f"request {request.rid}: token {bad} came, and the model in model.path has 0 to {end - 1}; let the server "
+            "serve that model",
+        )
 
 
 def _stopped(request: GenerateRequest, made: Made, decode: Decode | None) -> Made:

@@ -83,14 +83,15 @@ class HttpClient:
         raw = await self.call(method, path, body, **how)
         try:
             return msgspec.json.decode(raw) if raw.strip() else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
 
     async def stream(self, path: str, body: Mapping[str, Any], *, within_s: float) -> AsyncGenerator[Any]:
         """The JSON values of a server-sent stream, as they come. An error frame raises as its status would."""
         what = f"POST {path}"
         with self._typed(what, within_s):
-            async with asyncio.timeout(within_s), self._open().post(self.url + path, data=_json(body)) as answer:
+            sent = self._open().post(self.url + path, data=_json(body), allow_redirects=False)
+            async with asyncio.timeout(within_s), sent as answer:
                 if answer.status >= 300:
                     raise self._error(what, answer.status, await answer.read(), answer.headers)
                 async for event in events(answer.content):
@@ -117,7 +118,9 @@ class HttpClient:
         with self._typed(what, within_s):
             async with (
                 asyncio.timeout(within_s),
-                self._open().request(method, self.url + path, data=data, params=params) as answer,
+                self._open().request(
+                    method, self.url + path, data=data, params=params, allow_redirects=False
+                ) as answer,
             ):
                 raw = await answer.read()
                 if answer.status >= 300:
@@ -133,7 +136,7 @@ class HttpClient:
             raise Lost(self.engine, f"no answer to {what} at {self.url} within {within_s:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(self.engine, f"{what} at {self.url}: {error or type(error).__name__}") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineError(self.engine, f"{what} at {self.url} answered what is no JSON: {error}") from None
 
     def _error(self, what: str, status: int, raw: bytes, headers: Mapping[str, str] | None = None) -> EngineError:
@@ -142,6 +145,8 @@ class HttpClient:
             return Unavailable(self.engine, message, _retry_after(headers or {}))
         if status in (401, 403):
             message += "; put the server's key into GRUPPETTO_ENGINE_API_KEY"
+        if status < 400:
+            message += f"; it sends on to {(headers or {}).get('Location', 'nowhere')}: name the server itself"
         if status in (404, 405, 501) and not _names_a_model(raw):
             return NoRoute(self.engine, message, status)
         if 300 <= status < 500:
@@ -153,7 +158,7 @@ def message_of(raw: bytes) -> str:
     """The message in an error's body, in one short line."""
     try:
         value: Any = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         value = raw.decode("utf-8", "replace")
     while isinstance(value, dict):
         value = next((value[key] for key in ("error", "message", "detail") if key in value), str(value))

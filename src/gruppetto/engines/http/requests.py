@@ -41,6 +41,8 @@ class HttpSettings:
     takes_over: bool = True
     """A server that somebody left paused is gone on with; else it is refused, for whoever paused it may still live."""
     decode: Callable[[Sequence[int]], str] | None = None
+    vocab: int = 0
+    """Token ids that the model has; 0 = not known."""
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 
@@ -146,7 +148,8 @@ class HttpRequests(Engine):
         return replace(self._result(call, replace(made, finish=EngineFinish.ABORT)), broken=str(error))
 
     def _result(self, call: Call, made: Made) -> GenerateResult:
-        result = result_of(self.name, call.request, made, self._labels, call.version, self.settings.decode)
+        told = self.settings
+        result = result_of(self.name, call.request, made, self._labels, call.version, told.decode, told.vocab)
         self._account.made(result.num_tokens)
         return result
 
