@@ -1,8 +1,9 @@
 """Weights on their way to engines that read them from disk: a model folder for each version.
 
-Promises: a folder has its final name only when it is whole; engines of one run share it, and a bucket is written once;
-a version's folder is deleted when the next one has been loaded by all that began it: a server that fails to read the
-new one may go back to the old one; a disk that cannot take a version is a `RunError`, and no engine is blamed for it.
+Promises: a folder has its final name only when it is whole, and has the names of the model's own checkpoint (`names`);
+engines of one run share it, and a bucket is written once; a version's folder is deleted when the next one has been
+loaded by all that began it: a server that fails to read the new one may go back to the old one; a disk that cannot take
+a version is a `RunError`, and no engine is blamed for it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gruppetto.engines.http.names import as_checkpoint, checkpoint_names, need_names
 from gruppetto.errors import EngineError, RunError
 from gruppetto.imports import one_line
 from gruppetto.weights.base import Bucket
@@ -40,6 +42,7 @@ class Staging:
     def __init__(self, root: Path, model: Path) -> None:
         self._root, self.model = root.absolute(), model.absolute()
         self._versions: dict[int, _Version] = {}
+        self._expected: set[str] | None = None
 
     async def begin(self, version: int, engine: str) -> None:
         """`engine` takes part. What is left of an attempt that broke off is thrown away."""
@@ -62,7 +65,9 @@ class Staging:
             written = known.buckets.get(bucket.index)
             if written is None:
                 with _writing(known.place, version):
-                    known.buckets[bucket.index] = await asyncio.to_thread(_write, known.place, bucket, engine)
+                    known.buckets[bucket.index] = await asyncio.to_thread(
+                        _write, known.place, bucket, engine, self._names()
+                    )
             elif written[0] != bucket.checksum:
                 raise EngineError(engine, f"weights bucket {bucket.index} of version {version} came in two forms")
 
@@ -74,6 +79,7 @@ class Staging:
                 if (got := len(known.buckets)) != num_buckets:
                     raise EngineError(engine, f"commit of version {version}: {got} of {num_buckets} buckets arrived")
                 rows = [known.buckets[index] for index in sorted(known.buckets)]
+                need_names(engine, version, self._names(), {name for _, names, _ in rows for name in names})
                 target = self._root / f"version_{version}"
                 with _writing(known.place, version):
                     await asyncio.to_thread(_finish, known.place, target, self.model, rows)
@@ -90,6 +96,11 @@ class Staging:
             return
         for old in [number for number in self._versions if number < version]:
             await self._delete(old)
+
+    def _names(self) -> set[str]:
+        if self._expected is None:
+            self._expected = checkpoint_names(self.model)
+        return self._expected
 
     async def _delete(self, version: int) -> None:
         del self._versions[version]
@@ -115,7 +126,7 @@ def _writing(place: Path, version: int) -> Iterator[None]:
         ) from None
 
 
-def _write(place: Path, bucket: Bucket, engine: str) -> tuple[int, list[str], int]:
+def _write(place: Path, bucket: Bucket, engine: str, expected: Set[str]) -> tuple[int, list[str], int]:
     from safetensors.torch import save_file
 
     from gruppetto.weights.checksum import checksum
@@ -126,7 +137,7 @@ def _write(place: Path, bucket: Bucket, engine: str) -> tuple[int, list[str], in
             f"weights bucket {bucket.index}: has checksum {got:#x} where the sender computed {bucket.checksum:#x}; "
             "the version before stays",
         )
-    tensors: dict[str, Any] = {name: _own(tensor) for name, tensor in bucket.tensors}
+    tensors: dict[str, Any] = {name: _own(tensor) for name, tensor in as_checkpoint(bucket.tensors, expected)}
     save_file(tensors, place / _file(bucket.index), metadata={"format": "pt"})
     return bucket.checksum, list(tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 

@@ -9,11 +9,12 @@ are not of this form and have no rule: `names.unmapped` lists them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from gruppetto.errors import UserError
 from gruppetto.weights.layouts.maps import LayoutMap, Piece, by_name
-from gruppetto.weights.layouts.spec import Spec, whole
+from gruppetto.weights.layouts.spec import Spec, slices, whole
 
 _FUSED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)")
 
@@ -31,6 +32,14 @@ def split_map(specs: Iterable[Spec]) -> LayoutMap:
             targets[piece.target] = Spec(piece.target, shape, spec.dtype)
             pieces.append(piece)
     return LayoutMap(sources, targets, tuple(pieces))
+
+
+def split(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Tensors or arrays with experts one by one, as views; others as they are."""
+    for name, tensor in named:
+        made = split_map([Spec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))])
+        for piece in made.pieces:
+            yield piece.target, tensor[slices(piece.source_box)].reshape(made.targets[piece.target].shape)
 
 
 def _same(spec: Spec) -> Piece:
