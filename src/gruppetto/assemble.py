@@ -36,6 +36,7 @@ from gruppetto.record.folder import RunFolder, require_run
 from gruppetto.record.screen import build_screen
 from gruppetto.rewards.build import build_reward
 from gruppetto.scheduler.loop import RolloutLoop
+from gruppetto.starting import awaited, said_when_late, tell_determinism, tell_slots
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.trainer.base import Trainer
 
@@ -149,10 +150,11 @@ async def _stages(
         engines = build_engines(config, tokenizer, folder)
         if config.engine.type != "embedded":
             stack.callback(shutil.rmtree, folder.path / "weights", ignore_errors=True)
-        for engine in engines:
+        for index, engine in enumerate(engines):
             stack.push_async_callback(engine.close)
-            await engine.start()
-        _tell_determinism(config, engines, recorder)
+            with said_when_late(awaited(config, index, engine.name, folder)):
+                await engine.start()
+        tell_determinism(config, engines, recorder)
         tell_slots(config, engines, recorder)
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
@@ -290,38 +292,6 @@ def _tell_data(source: RowSource, recorder: Recorder) -> None:
         print(
             f"data: {report.dropped_too_long} of {report.rows} prompts in {report.name} are longer than "
             f"{report.max_prompt_tokens} tokens and were left out"
-        )
-
-
-def _tell_determinism(config: Config, engines: list[Engine], recorder: Recorder) -> None:
-    """What run.deterministic asked for and this machine does not give, in the record and on the screen."""
-    failed = [engine.name for engine in engines if not engine.capabilities.deterministic]
-    if config.run.deterministic and failed:
-        recorder.event(
-            "notice",
-            0.0,
-            engines=failed,
-            reason=f"run.deterministic = true does not hold here: the self-test of {', '.join(failed)} found tokens or "
-            "logprobs that depend on batch-mates; not guaranteed are equal metrics of two runs with the same seed, and "
-            "of a resumed run with one that was not interrupted",
-        )
-
-
-def tell_slots(config: Config, engines: list[Engine], recorder: Recorder) -> None:
-    """Servers that run fewer requests at once than the config says, in the record and on the screen."""
-    from gruppetto.engines.http.engine import HttpEngine
-
-    wanted = config.engine.slots
-    said = {engine.name: engine.facts.slots for engine in engines if isinstance(engine, HttpEngine) and engine.facts}
-    fewer = {name: slots for name, slots in said.items() if 0 < slots < wanted}
-    if fewer:
-        runs = ", ".join(f"{name} runs {slots}" for name, slots in fewer.items())
-        recorder.event(
-            "notice",
-            0.0,
-            engines=list(fewer),
-            reason=f"engine.slots = {wanted}, but {runs} at once: the rest waits there, unseen, and what the record "
-            f"says of slots is wrong; write engine.slots = {min(fewer.values())}, or start servers with more",
         )
 
 

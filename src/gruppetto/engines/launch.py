@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,6 +26,10 @@ _PR_SET_PDEATHSIG = 1
 _TAIL = 2000
 """Bytes of a log's end that are looked at for a message."""
 _LINES = 4
+_FAR, _LONGEST = 1 << 20, 400
+"""Bytes of it that are searched for the first error, and characters of that which are shown."""
+_RAISED = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)$", re.MULTILINE)
+"""The last line of a traceback, with what vLLM's logger writes before it."""
 TERM_S = 10.0
 """Seconds from asking a process to end to killing it."""
 
@@ -105,7 +110,10 @@ class EngineProcess:
             return None
         code = self._exited.result()
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
-        return f"its process {self.pid} {how}; {self._launch.log} ends with: {last_words(self._launch.log)}"
+        log = self._launch.log
+        first, last = first_error(log), last_words(log)
+        cause = f"its first error: {first}; " if first and first not in last else ""
+        return f"its process {self.pid} {how}; {cause}{log} ends with: {last}"
 
     async def ends_within(self, seconds: float) -> None:
         """Returns when it ended, or after so many seconds."""
@@ -165,6 +173,16 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+def first_error(log: Path) -> str:
+    """What the exception said that a log's last start came to first: those after it tell of each other. "" = none."""
+    with contextlib.suppress(OSError), log.open("rb") as opened:
+        opened.seek(max(0, log.stat().st_size - _FAR))
+        words = opened.read().decode("utf-8", "replace").rpartition("\n--- ")[2]
+        if found := _RAISED.search(words):
+            return " ".join(found[1].split())[:_LONGEST]
+    return ""
 
 
 def last_words(log: Path) -> str:

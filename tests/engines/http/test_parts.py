@@ -298,6 +298,20 @@ async def test_the_last_words_of_a_process_are_in_the_message(tmp_path):
     await process.stop()
 
 
+async def test_the_first_error_of_the_last_start_is_in_the_message(tmp_path):
+    (tmp_path / "e.log").write_text("--- before\nOSError: of an earlier start\n")
+    logged = "print('(Worker pid=7) ERROR 11-30 07:50 [executor.py:953] ValueError: too little memory, 9 of 17 GB')"
+    later = "[print('  File', n) for n in range(99)]; raise RuntimeError('see root cause above')"
+    process = process_of(tmp_path, f"{logged}; {later}")
+    await process.start()
+    await process.ends_within(100)
+    said = process.ended()
+    assert "its first error: ValueError: too little memory, 9 of 17 GB; " in said
+    assert said.endswith("RuntimeError: see root cause above")
+    assert "earlier start" not in said
+    await process.stop()
+
+
 async def test_a_kill_is_noticed_at_once_and_the_group_ends(tmp_path):
     code = (
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "

@@ -1,9 +1,12 @@
-"""A server that runs fewer requests at once than the run believes."""
+"""What a run says of its servers before its first step."""
+
+import asyncio
 
 import pytest
 
-from gruppetto.assemble import tell_slots
+from gruppetto import starting
 from gruppetto.config.schema import Config
+from gruppetto.starting import said_when_late, tell_slots
 
 
 class Events:
@@ -24,3 +27,13 @@ async def test_a_server_with_fewer_slots_is_named(open_scripted, connect, wanted
     for notice in events.notices:
         assert f"engine.slots = {wanted}, but small runs 8" in notice["reason"]
         assert "write engine.slots = 8," in notice["reason"]
+
+
+async def test_who_waits_is_told_for_what(capsys, monkeypatch):
+    with said_when_late("waiting for a"):
+        await asyncio.sleep(0)
+    monkeypatch.setattr(starting, "PATIENCE_S", 0.0)
+    for line in ("waiting for b", ""):
+        with said_when_late(line):
+            await asyncio.sleep(0.01)
+    assert capsys.readouterr().out == "waiting for b\n"
