@@ -144,7 +144,8 @@ class HttpRequests(Engine):
         self._broken[call.request.rid] += 1
         error = None if call.task is None else _error_of(call.task)
         if len(self._broken) >= MOST_BROKEN or error is None:
-            raise EngineError(self.name, str(error or "the request was broken off"))
+            why = str(error or "the request was broken off")
+            raise EngineError(self.name, why.removeprefix(f"engine {self.name}: "))
         return replace(self._result(call, replace(made, finish=EngineFinish.ABORT)), broken=str(error))
 
     def _result(self, call: Call, made: Made) -> GenerateResult:
