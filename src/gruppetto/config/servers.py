@@ -10,8 +10,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from urllib.parse import urlsplit
 
+from gruppetto.addresses import server_address
 from gruppetto.config.schema import Config
 from gruppetto.config.toml import value_text
 
@@ -97,12 +97,11 @@ def _running(config: Config) -> Iterator[str]:
             )
     if engine.count not in (1, len(engine.urls)):
         yield f"engine.count = {engine.count}, but engine.urls names {len(engine.urls)}; leave engine.count out"
-    if len(set(engine.urls)) != len(engine.urls):
+    if len({url.rstrip("/") for url in engine.urls}) != len(engine.urls):
         yield f"engine.urls = {value_text(engine.urls)} names a server twice; each is one engine"
     for url in engine.urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            yield f'engine.urls has "{url}", which is no address of a server; write it as http://127.0.0.1:30000'
+        if server_address(url) is None:
+            yield f'engine.urls has "{url[:200]}", which is no address of a server; write it as http://127.0.0.1:30000'
 
 
 def _started_here(config: Config) -> Iterator[str]:

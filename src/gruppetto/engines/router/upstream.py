@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from urllib.parse import SplitResult, urlsplit
 
+from gruppetto.addresses import server_address
 from gruppetto.clock import now
 from gruppetto.engines.router.http1 import Broken, Connection, Head
 from gruppetto.errors import UserError
@@ -29,22 +29,11 @@ class NotSent(Exception):
         self.refused = refused
 
 
-def _parts(url: str) -> SplitResult | None:
-    """None for what is no address that could be connected to."""
-    try:
-        parts = urlsplit(url)
-        host, _ = (parts.hostname or "").encode("idna"), parts.port
-    except ValueError:  # also of a port, and of a host with labels that no name has
-        return None
-    written = url.isascii() and url.isprintable() and not set(url) & set(' "\\<>')
-    return parts if written and parts.scheme in ("http", "https") and host and not parts.query else None
-
-
 class Upstream:
     """One engine. `key` is sent to it as its API key, "" = none."""
 
     def __init__(self, url: str, key: str = "", *, connect_s: float = 5.0) -> None:
-        parts = _parts(url)
+        parts = server_address(url)
         if parts is None or not parts.hostname:
             raise UserError(f"--engine {url[:200]!r} is no address of an engine; write one like http://127.0.0.1:30000")
         self.url = url.rstrip("/")

@@ -37,6 +37,8 @@ _MAP = mmap.MAP_SHARED | mmap.MAP_POPULATE
 _PROGRESS = struct.Struct("<IQ")
 _LOADED = struct.Struct("<I")
 _NAME_LIMIT = 255
+_PATH_LIMIT = 107
+"""Bytes of a socket's path (Linux)."""
 
 
 class ShmMemory:
@@ -80,7 +82,7 @@ class ShmSink(Sink):
         self._memory.hold(BUFFERS, max((plan.num_bytes for plan in plans), default=1))
         self._half = self._memory.size // BUFFERS
         self.buffer_bytes = self._memory.size
-        self._folder = Path(tempfile.mkdtemp(prefix="gruppetto-"))
+        self._folder = _short_folder()
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self._folder / "weights"))
         self._server.listen(len(engines) + 1)
@@ -193,6 +195,15 @@ class ShmSink(Sink):
     def _refuse_closed(self) -> None:
         if self._closed:
             raise SinkError("shared memory: the publish was given up")
+
+
+def _short_folder() -> Path:
+    """Of the user's own, and with a path that a socket in it can have: TMPDIR may be far longer than that."""
+    folder = Path(tempfile.mkdtemp(prefix="gruppetto-"))
+    if len(os.fsencode(folder / "weights")) <= _PATH_LIMIT:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="gruppetto-", dir="/tmp"))
 
 
 def _read(peer: socket.socket, size: int) -> bytes:
