@@ -5,14 +5,15 @@
 
 Promises: nothing larger than one rank's part of one tensor is made on the way (none at all where trainer and engine
 have one type and a part's rows lie together); every rank walks through the tensors in the order that rank 0 asks for,
-which it is told, so that a publish that is done again, or ends early, leaves nobody behind in a collective.
+which it is told, so that a publish that is done again, or ends early, leaves nobody behind in a collective; until
+rank 0 asks for the first one the others are in none, however long that takes, and no watchdog counts the time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from gruppetto.weights.layouts.spec import Box, Spec, slices, volume, whole
 from gruppetto.weights.layouts.tensors import cuts_of, local_of, spec_of
 
 _END = -1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+_publishes = count()
 dist: Any = distributed
 
 
@@ -36,6 +39,7 @@ class Sharded(Source):
     def __init__(self, tensors: Iterable[Named]) -> None:
         self._named = list(tensors)
         self._index = {name: index for index, (name, _) in enumerate(self._named)}
+        self._begun = False
 
     def specs(self) -> list[Spec]:
         return [spec_of(name, tensor) for name, tensor in self._named]
@@ -45,7 +49,7 @@ class Sharded(Source):
         parts = _parts(spec_of(spec.name, tensor), tensor)
         if parts is None:
             return Plain([(spec.name, tensor)]).fill(spec, target, progress)
-        _tell(self._index[spec.name])
+        self._tell(self._index[spec.name])
         room = torch.from_numpy(target).view(getattr(torch, spec.dtype)).reshape(spec.shape)
         for rank, box in parts:
             place = room[slices(box)]
@@ -58,11 +62,21 @@ class Sharded(Source):
 
     def close(self) -> None:
         """Ends `follow` on the other ranks."""
-        _tell(_END)
+        self._tell(_END)
+
+    def _tell(self, index: int) -> None:
+        if not self._begun:
+            _store().set(_next(), "begun")
+            self._begun = True
+        dist.broadcast(torch.tensor([index]), src=0)
 
 
 async def follow(tensors: Iterable[Named]) -> None:
     """Any rank but 0: sends its parts as rank 0 asks for them, until rank 0 closes its `Sharded`."""
+    store, key, pause = _store(), _next(), _FIRST_PAUSE_S
+    while not await asyncio.to_thread(store.check, [key]):
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
     await asyncio.to_thread(_follow, list(tensors))
 
 
@@ -105,8 +119,14 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _tell(index: int) -> None:
-    dist.broadcast(torch.tensor([index]), src=0)
+def _store() -> Any:
+    """Of the process group; waiting there is no collective."""
+    return dist.PrefixStore("gruppetto/sharded", dist.distributed_c10d._get_default_store())
+
+
+def _next() -> str:
+    """The key of the next publish: every rank takes part in each, and counts them."""
+    return str(next(_publishes))
 
 
 def _told() -> int:
