@@ -178,8 +178,9 @@ class HttpEngine(HttpRequests):
         if self.wire is not None and self._dead is None:
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(5.0):
-                    await self.abort()
-                    if self._process is None and self._paused:
+                    if sent := [call for call in self._calls.stop(None) if call.sent]:
+                        await self._ask_to_stop(sent)
+                    if self._process is None and self._paused and not self._invalid:
                         await self.wire.resume()
         self._calls.give_up(list(self._calls.live.values()))
         await self._let_go()
