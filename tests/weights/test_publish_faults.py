@@ -167,7 +167,8 @@ class Hangs(Bench):
 
 
 class Watched(TwoPhase):
-    """A publisher whose clock stands still, and passes every deadline once only the hung engine is waited for."""
+    """A publisher whose clock stands still, and passes its deadline, not the longer one of engines that wait for it,
+    once only the hung engine is waited for."""
 
     sink, at = None, 0.0
 
@@ -176,7 +177,8 @@ class Watched(TwoPhase):
         return self.sink
 
     def monotonic(self):
-        self.at += 1e6 if self.sink is not None and self.sink._missing() == {"hung"} else 0.0
+        if self.sink is not None and self.sink._missing() == {"hung"}:
+            self.at = 100.0
         return self.at
 
 
