@@ -193,3 +193,11 @@ def test_an_address_without_its_scheme_is_refused(capsys, url):
     assert main(["doctor", "--engine", url]) == 2
     said = f"error: --engine {url} is no address of a server; write it as http://127.0.0.1:30000\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://[", "http://a:99999", "http://a b"])
+def test_doctor_takes_the_same_addresses(capsys, url):
+    assert main(["doctor", "--engine", url]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0
+    assert "is no address of a server" in said

@@ -8,8 +8,8 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from gruppetto.addresses import server_address
 from gruppetto.cli.doctor_compare import Reference
 from gruppetto.engines.http.wire import Ability
 from gruppetto.errors import UserError
@@ -58,8 +58,7 @@ def try_engine(asked: Trial, out: Path | None) -> int:
 
 
 def _refuse_address(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if server_address(url) is None:
         raise UserError(f"--engine {url} is no address of a server; write it as http://127.0.0.1:30000")
 
 
