@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -110,8 +111,10 @@ def full_disk(error: Exception) -> bool:
 
 
 def run() -> NoReturn:
-    """The console script."""
-    sys.exit(main())
+    """The console script. The process ends with it, so nobody looks for cycles once more."""
+    code = main()
+    gc.freeze()
+    sys.exit(code)
 
 
 def _complain(line: str) -> None:

@@ -161,7 +161,8 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _uncollected() -> Iterator[Callable[[], None]]:
-    """No collection of cycles inside, until what it gives is called; after it all is as it was before."""
+    """No collection of cycles inside, until what it gives is called; after it all is as it was before, and what was
+    made inside counts as old, so that nobody looks through all of it at once."""
     import gc
 
     looking = gc.isenabled()
@@ -170,6 +171,8 @@ def _uncollected() -> Iterator[Callable[[], None]]:
     try:
         yield again
     finally:
+        gc.freeze()
+        gc.unfreeze()
         again()
 
 

@@ -89,12 +89,12 @@ class Forecast:
 def expected(rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: Schedule) -> Forecast:
     """The expected step. Where longest prompts first would start a trainer beside the engines late, and it computes in
     much of the step, the scheduler goes by launch instead (`rules.TRAINER_SHARE`), and so does this."""
-    found = _in_order(rollouts, engines, trainer, schedule)
     if schedule.colocated or not schedule.stream or not orders(rollouts, engines, schedule):
+        return _in_order(rollouts, engines, trainer, schedule)
+    found = _in_order(rollouts, engines, trainer, replace(schedule, probes=False))
+    if trainer.token_s * rollouts.trained_tokens > TRAINER_SHARE * found.step_s.value:
         return found
-    if trainer.token_s * rollouts.trained_tokens <= TRAINER_SHARE * found.step_s.value:
-        return found
-    return _in_order(rollouts, engines, trainer, replace(schedule, probes=False))
+    return _in_order(rollouts, engines, trainer, schedule)
 
 
 def _in_order(rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: Schedule) -> Forecast:

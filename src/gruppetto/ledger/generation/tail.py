@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.lived import Timeline
@@ -77,8 +77,8 @@ class Tail:
                 return np.asarray(np.exp(self.ranked * np.log(self._row_ended).sum(axis=0)))
         power = self.rollouts.groups / len(self._starts)
         found = np.ones(len(self.times))
-        for ended in self._groups_ended:
-            found = found * (self._table.weights @ ended) ** power
+        for share in self._shares:
+            found = found * share.groups**power
         return found
 
     def shifted(self, shifts_s: Sequence[float]) -> float:
@@ -113,7 +113,7 @@ class Tail:
         with np.errstate(divide="ignore"):
             if self.ranked:
                 return np.asarray(np.exp(np.log(self._row_ended).sum(axis=0)))
-            logs = sum(np.log(self._table.weights @ ended) for ended in self._ended) / len(self._starts)
+            logs = sum(np.log(share.ended) for share in self._shares) / len(self._shares)
         return np.asarray(np.exp(rows * logs))
 
     def share_ended(self) -> NDArray[Any]:
@@ -122,21 +122,16 @@ class Tail:
 
         if self.ranked:
             return np.asarray(self._row_ended.mean(axis=0))
-        return np.asarray(sum(self._table.weights @ ended for ended in self._ended) / len(self._starts))
+        return np.asarray(sum(share.ended for share in self._shares) / len(self._shares))
 
     def ready_tokens(self) -> NDArray[Any]:
         """Expected tokens, prompts and observations too, of groups that have ended, on the grid."""
         import numpy as np
 
-        size, table = self.rollouts.group_size, self._table
-        share = 1.0 + (self.rollouts.observed / self.rollouts.lengths.mean if self.rollouts.tools else 0.0)
-        found = np.zeros(len(self.times))
-        bins = [table.weights] * len(self._starts)
-        for weights, ended, whole, start in zip(bins, self._ended, self._groups_ended, self._starts, strict=True):
-            inner = self._first_moment(self._could(start))
-            mine = size * ended ** (size - 1) * (share * np.minimum(inner, ended * self.rollouts.lengths.cap))
-            found += weights @ (mine + size * self.rollouts.prompt_tokens * whole)
-        return found * self.rollouts.groups / len(self._starts)
+        observed = self.rollouts.observed / self.rollouts.lengths.mean if self.rollouts.tools else 0.0
+        prompts = self.rollouts.group_size * self.rollouts.prompt_tokens
+        found = sum((1.0 + observed) * share.tokens + prompts * share.groups for share in self._shares)
+        return np.asarray(found * self.rollouts.groups / len(self._shares))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -171,6 +166,13 @@ class Tail:
         )
 
     @cached_property
+    def _made(self) -> NDArray[Any]:
+        """Tokens that a rollout which has been there from the beginning has made, on the grid."""
+        import numpy as np
+
+        return np.asarray(np.interp(self.times, *self._pace))
+
+    @cached_property
     def _starts(self) -> list[float]:
         """Seconds at which equal shares of the rollouts start."""
         if self.line is None:
@@ -195,14 +197,19 @@ class Tail:
         return [float(seconds) for seconds in np.interp(begun, running, times)]
 
     @cached_property
-    def _ended(self) -> list[NDArray[Any]]:
-        """P(ended | kind), kinds x times, for each start."""
-        return [self._ended_by(start) for start in self._starts]
+    def _shares(self) -> list[_Shares]:
+        """What has ended of the rollouts of each start, on the grid."""
+        return [self._shares_of(start) for start in self._starts]
 
-    @cached_property
-    def _groups_ended(self) -> list[NDArray[Any]]:
-        """P(all of a group have ended | kind), kinds x times, for each start."""
-        return [ended**self.rollouts.group_size for ended in self._ended]
+    def _shares_of(self, start: float) -> _Shares:
+        import numpy as np
+
+        lengths, size = self.rollouts.lengths, self.rollouts.group_size
+        if self.rollouts.tools is None:  # its length alone says when it ends: kinds are mixed once, by length
+            at, grid = self._could(start), self._table.grid
+            return _Shares(*(np.interp(at, grid, share, left=0.0) for share in _by_length(lengths, size)))
+        made = _look_up(self._table.grid, _moments(lengths), self._could(start))
+        return _mixed(self._table.weights, self._ended_by(start), made, size, lengths.cap)
 
     @cached_property
     def _turns(self) -> tuple[tuple[int, ...], NDArray[Any]]:
@@ -218,13 +225,12 @@ class Tail:
         return tuple(numbers.tolist()), np.diff(below, prepend=0.0, axis=1)
 
     def _ended_by(self, start: float) -> NDArray[Any]:
-        """P(a rollout that started at `start` has ended | kind), kinds x times."""
+        """P(a rollout with tools that started at `start` has ended | kind), kinds x times."""
         import numpy as np
 
         could, passed = self._could(start), np.maximum(self.times - start, 1e-9)
         tools = self.rollouts.tools
-        if tools is None:
-            return self._below(could)
+        assert tools is not None
         numbers, shares = self._turns
         seconds, waited = tools.waits(tuple(number - 1 for number in numbers))
         made = np.array(numbers)[:, None] * tools.turn_tokens / np.maximum(could, 1e-9)
@@ -252,17 +258,35 @@ class Tail:
         """Tokens that a rollout which has been there since `start` has made, on the grid."""
         import numpy as np
 
-        clock, made = self._pace
-        could = np.interp(self.times, clock, made) - float(np.interp(start, clock, made))
+        could = self._made - float(np.interp(start, *self._pace))
         return np.where(self.times > start, could, 0.0)
 
-    def _below(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """P(L <= tokens | kind), kinds x times."""
-        return _look_up(self._table.grid, self._table.below, tokens)
 
-    def _first_moment(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """E[L; L <= tokens | kind]."""
-        return _look_up(self._table.grid, _moments(self.rollouts.lengths), tokens)
+class _Shares(NamedTuple):
+    """What has ended, kinds of prompts mixed by their weights."""
+
+    ended: NDArray[Any]
+    """P(a rollout has ended)."""
+    groups: NDArray[Any]
+    """P(all of a group have ended)."""
+    tokens: NDArray[Any]
+    """E[model tokens of a group; all of it have ended]."""
+
+
+def _mixed(weights: NDArray[Any], ended: NDArray[Any], made: NDArray[Any], group_size: int, cap: int) -> _Shares:
+    """From P(ended | kind) and E[L; ended | kind], both kinds x points."""
+    import numpy as np
+
+    others = ended ** (group_size - 1)
+    tokens = weights @ (group_size * others * np.minimum(made, ended * cap))
+    return _Shares(weights @ ended, weights @ (others * ended), tokens)
+
+
+@lru_cache(maxsize=16)
+def _by_length(lengths: Lengths, group_size: int) -> _Shares:
+    """What has ended when every rollout has made so many tokens, on the grid of the lengths."""
+    table = lengths.table()
+    return _mixed(table.weights, table.below, _moments(lengths), group_size, lengths.cap)
 
 
 @lru_cache(maxsize=4)

@@ -13,15 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.models import attention, compressed, quantization, states
+from gruppetto.ledger.models import attention, quantization
 from gruppetto.ledger.models.families import UNKNOWN, Family, defaults_of, family_of
 from gruppetto.ledger.models.feed_forward import feed_forward, top_k_of
 from gruppetto.ledger.models.keys import Keys
 from gruppetto.ledger.models.layers import Layer, experts_of, layers_of
 from gruppetto.ledger.models.model import Model, Tensor
 from gruppetto.ledger.models.parts import Parts
-from gruppetto.ledger.models.shared_blocks import shared_block
-from gruppetto.ledger.models.vision import vision
 
 _TEXT = ("text_config", "llm_config", "language_config")
 _WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -63,11 +61,15 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
     _ends(parts, keys, family, tied)
     _layers(parts, keys, family, layers_of(keys, family, layers))
     if keys.has("hc_mult") and keys.has("o_lora_rank"):
+        from gruppetto.ledger.models import compressed
+
         compressed.hyper_connections(parts, keys, family, layers)
     if keys.whole("hidden_size_per_layer_input", least=0, default=0):
         _per_layer_inputs(parts, keys, family, layers)
     table = config.get("vision_config")
     if isinstance(table, Mapping) and table:
+        from gruppetto.ledger.models.vision import vision
+
         vision(parts, config, table, keys.whole("hidden_size"), name)
     _mtp(parts, keys, family, layers)
     return _model(parts, keys, config, family, model_type, layers, tied)
@@ -118,17 +120,28 @@ def _ends(parts: Parts, keys: Keys, family: Family, tied: bool) -> None:
         parts.add("lm_head.bias", (vocab,), "head")
 
 
+def _mixer(parts: Parts, keys: Keys, family: Family, layer: Layer, kind: str, count: int) -> None:
+    """What mixes tokens. The rare kinds are imported where a config has them: a cold `plan` pays for what it counts."""
+    if kind == "hybrid":
+        from gruppetto.ledger.models.shared_blocks import shared_block
+
+        shared_block(parts, keys, family, count)
+    elif kind == "state":
+        from gruppetto.ledger.models import states
+
+        states.state(parts, keys, family, layer, count)
+    elif kind in ("sparse", "compressed") or (kind == "sliding" and keys.has("o_lora_rank")):
+        from gruppetto.ledger.models import compressed
+
+        compressed.attention(parts, keys, family, kind, count)
+    else:
+        attention.attention(parts, keys, family, layer, kind, count)
+
+
 def _layers(parts: Parts, keys: Keys, family: Family, layers: list[Layer]) -> None:
     for layer, count in Counter(layers).items():
         for kind in layer.mixers:
-            if kind == "hybrid":
-                shared_block(parts, keys, family, count)
-            elif kind == "state":
-                states.state(parts, keys, family, layer, count)
-            elif kind in ("sparse", "compressed") or (kind == "sliding" and keys.has("o_lora_rank")):
-                compressed.attention(parts, keys, family, kind, count)
-            else:
-                attention.attention(parts, keys, family, layer, kind, count)
+            _mixer(parts, keys, family, layer, kind, count)
         feed_forward(parts, keys, family, layer, count)
         names = family.norms
         if family.state_norms is not None and "state" in layer.mixers:

@@ -25,7 +25,7 @@ from gruppetto.ledger.plan.trainer_side import TrainerSide
 from gruppetto.ledger.transfers.switch import Switch, switch
 from gruppetto.ledger.transfers.sync import Sync, sync
 
-MANY_SPLITS = 17
+MANY_SPLITS = 12
 """Splits up to which each is looked at."""
 TRIED = 2
 """Splits, the best by their bounds, whose expected step is made."""
