@@ -16,16 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gruppetto import __version__
+from gruppetto.extras import EXTRAS as EXTRAS
 
-EXTRAS = {
-    "train": (("torch", "transformers", "tokenizers", "safetensors"), "train, demo, serve and doctor --profile"),
-    "parquet": (("pyarrow",), "Parquet files as data.path"),
-    "math": (("math_verify",), 'reward.type = "math"'),
-    "gym": (("reasoning_gym",), 'data.type and reward.type = "reasoning_gym"'),
-    "tensorboard": (("tensorboardX",), 'log.sinks = ["tensorboard"]'),
-    "gguf": (("gguf",), "models as GGUF files"),
-}
-"""Extras of the package: (modules they bring, what needs them)."""
 LEAST_MEMORY = 2e9
 """Bytes; below this the demo's engine, trainer and Python do not fit side by side."""
 LEAST_DISK = 1e9

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -92,10 +93,7 @@ def _profile(args: argparse.Namespace) -> int:
 
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"--profile needs {missing[0]}, which is not installed: it measures the embedded engine and trainer; "
-            'run: pip install "gruppetto[train]"'
-        )
+        raise UserError(needs("--profile", missing[0], "it measures the embedded engine and trainer"))
     out, model = Path(args.out or "profile.toml"), Path(args.model) if args.model else None
     _refuse_places(out, model, args)
     _quiet()

@@ -17,8 +17,7 @@ from typing import Any
 
 from gruppetto.engines.http.engine import HttpEngine
 from gruppetto.engines.http.trial import CONTEXT, Failed
-from gruppetto.weights.channels.choose import TEXTS
-from gruppetto.weights.channels.probe import Probe
+from gruppetto.weights.channels.probe import TEXTS, Probe
 
 TOKENS = 16
 """Sampled after each prompt."""

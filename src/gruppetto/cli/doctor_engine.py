@@ -13,6 +13,7 @@ from gruppetto.addresses import server_address
 from gruppetto.cli.doctor_compare import Reference
 from gruppetto.engines.http.wire import Ability
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def _refuse_folders(asked: Trial) -> None:
         if folder is not None and not (folder / "config.json").is_file():
             raise UserError(f"--{name} {folder}: no config.json there; write the folder of a Hugging Face model")
     if asked.model is not None and (missing := Reference(asked.model).missing()):
-        raise UserError(f'--model needs {missing}, which is not installed; run: pip install "gruppetto[train]"')
+        raise UserError(needs("--model", missing))
 
 
 def _refuse_place(out: Path) -> None:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from gruppetto import __version__
 from gruppetto.errors import GruppettoError
+from gruppetto.extras import extra_of, needs
 
 COMMANDS = (
     "demo", "train", "plan", "serve", "route", "simulate", "reproduce", "replay", "explain", "doctor", "check-data",
@@ -96,6 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and extra_of(error.name or ""):
+            _complain(needs(f"gruppetto {args.command}", error.name or ""))
+            return 2
         if full_disk(error):
             _complain(f"the disk is full ({str(error).splitlines()[0]}); free space; a run goes on with --resume")
             return 1

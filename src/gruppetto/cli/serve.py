@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gruppetto.cli.listening import HIDDEN, SIZES, add_network, add_sizes, require_more_than_0, say, sizes, where
 from gruppetto.cli.settings import quiet
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 
 if TYPE_CHECKING:
     from gruppetto.engines.serve.settings import ServeSettings
@@ -61,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
     require_more_than_0(args, ("threads", "slots", *SIZES))
     if args.drain < 0:
         raise UserError(f"--drain {args.drain:g}; write 0 or more")
-    if importlib.util.find_spec("torch") is None:
-        raise UserError("serving needs torch; write pip install 'gruppetto[train]'")
+    for module in ("torch", "transformers"):
+        if find_spec(module) is None:
+            raise UserError(needs("serving", module))
     quiet(args.threads)
     import asyncio
 

@@ -17,6 +17,7 @@ from gruppetto.config.schema import Config, DataSection
 from gruppetto.config.servers import engine_problems
 from gruppetto.config.toml import value_text
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 from gruppetto.imports import one_line
 from gruppetto.presets import build_policy
 
@@ -189,18 +190,18 @@ def _idle(preset: str, *, frozen: bool) -> Iterator[tuple[str, str]]:
 def _extras(config: Config) -> Iterator[str]:
     """One line for each package that the config needs and that is not installed."""
     files = (config.data.path, config.data.eval_path)
-    needs = (
-        (True, "torch", "train", "training"),
-        (True, "transformers", "train", "training"),
-        (any(".parquet" in file for file in files), "pyarrow", "parquet", "a Parquet file"),
-        (config.data.type == "reasoning_gym", "reasoning_gym", "gym", 'data.type = "reasoning_gym"'),
-        (config.reward.type == "reasoning_gym", "reasoning_gym", "gym", 'reward.type = "reasoning_gym"'),
-        (config.reward.type == "math", "math_verify", "math", 'reward.type = "math"'),
-        ("tensorboard" in config.log.sinks, "tensorboardX", "tensorboard", 'log.sinks = ["tensorboard"]'),
+    wanted = (
+        (True, "torch", "training"),
+        (True, "transformers", "training"),
+        (any(".parquet" in file for file in files), "pyarrow", "a Parquet file"),
+        (config.data.type == "reasoning_gym", "reasoning_gym", 'data.type = "reasoning_gym"'),
+        (config.reward.type == "reasoning_gym", "reasoning_gym", 'reward.type = "reasoning_gym"'),
+        (config.reward.type == "math", "math_verify", 'reward.type = "math"'),
+        ("tensorboard" in config.log.sinks, "tensorboardX", 'log.sinks = ["tensorboard"]'),
     )
-    for needed, module, extra, what in needs:
+    for needed, module, what in wanted:
         if needed and find_spec(module) is None:
-            yield f'{what} needs {module}, which is not installed; run: pip install "gruppetto[{extra}]"'
+            yield needs(what, module)
 
 
 def _said(key: str, value: str, origins: Mapping[str, str]) -> str:

@@ -11,13 +11,10 @@ from gruppetto.engines.base import Engine, Sampling
 from gruppetto.errors import UserError
 from gruppetto.weights.base import WeightChannel
 from gruppetto.weights.channels.order import Order, Ordered
-from gruppetto.weights.channels.probe import Probe
+from gruppetto.weights.channels.probe import TEXTS, Probe
 from gruppetto.weights.channels.reach import Choice, Chosen, Mode, choose_way
 from gruppetto.weights.inprocess import InProcessChannel
 from gruppetto.weights.publish import PublishSettings, TwoPhase
-
-TEXTS = ("The riders in the gruppetto share the work.", "def area(width, height):\n    return", "12 + 30 = ")
-"""What engines are probed with."""
 
 _TOKENS = 8
 _COARSE = ("quantization", "kv_cache_dtype")

@@ -21,6 +21,8 @@ from gruppetto.weights.base import MakeRoom
 Reference = Callable[[Sequence[int], int], Awaitable[Sequence[float]]]
 """(tokens, n) -> the trainer's log-probabilities of the last n tokens, at the temperature that the probe has."""
 
+TEXTS = ("The riders in the gruppetto share the work.", "def area(width, height):\n    return", "12 + 30 = ")
+"""What engines are probed with."""
 DEADLINE_S = 120.0
 """A few tokens, from an engine that has room for them."""
 ROOM_S = 2.0
