@@ -1,6 +1,6 @@
 """How far `auto`, online, is behind the best fixed choice: the study's families and random workloads, lengths drifting.
 
-    python benchmarks/policies.py regret   [--workloads 40] [--families] [--jobs 1] --out FILE.jsonl
+    python benchmarks/policies.py regret   [--workloads 40] [--families] [--large] [--jobs 1] --out FILE.jsonl
     python benchmarks/policies.py show FILE.jsonl [--json FILE]
 
 For three sets of limits (k = 0 unbiased; k = 0 with masking or censoring up to 35 %; k = 1) how far `auto` is
@@ -8,7 +8,8 @@ behind the best fixed choice that the limits allow, in trained tokens/s after fo
 factor of two over the run, over 200 steps. `auto` learns everything: lengths, engine prices, the trainer's.
 A result is a line of the file as soon as it is there; what is in the file is not run again. Virtual time throughout.
 Figures (regret.<family or random>.<limits>): mean, max, cases, over_waste (cases in which more than `max_waste` went
-untrained); what they are measured against is in the file.
+untrained); what they are measured against is in the file. `--large`: families with 1,024 rollouts a step, over 60
+steps, where `auto` may ask about a smaller run (`gruppetto.auto.smaller`).
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ def regrets(rows: Sequence[dict[str, Any]], limits: str) -> Iterator[tuple[str, 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean and largest regret by limits, families and random workloads apart."""
     found: dict[str, Any] = {}
-    for kind in ("family", "random"):
+    for kind in ("family", "random", "large"):
         part = [row for row in rows if row["case"].startswith(kind)]
         for limits in LIMITS if part else ():
             values = [max(0.0, regret) for _, regret, _ in regrets(part, limits)]
@@ -271,8 +272,15 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(name, figures)
 
 
+def large_case(name: str) -> Case:
+    """A family with 1,024 rollouts a step: A, D and R as they are."""
+    return replace(family_case(name, LARGE_SCALES[name], LARGE_STEPS), name=f"large-{name}")
+
+
 def steps_of(case: Case) -> int:
-    """Fewer where a rollout is many calls."""
+    """Fewer where a rollout is many calls, or a step many rollouts."""
+    if case.name.startswith("large"):
+        return LARGE_STEPS
     return STEPS // 2 if case.name == "family-E" else STEPS
 
 
@@ -281,6 +289,7 @@ def run_regret(args: argparse.Namespace) -> None:
     known = {json.loads(line)["case"] for line in out.read_text().splitlines()} if out.exists() else set()
     cases = [family_case(name, scale) for name, scale in FAMILY_SCALES.items()] if args.families else []
     cases += [random_case(number) for number in range(args.workloads)]
+    cases += [large_case(name) for name in LARGE_SCALES] if args.large else []
     todo = [case for case in cases if case.name not in known]
     with ProcessPoolExecutor(args.jobs) as processes:
         for done in as_completed([processes.submit(regret_of, case, steps_of(case), SEEDS) for case in todo]):
@@ -291,6 +300,8 @@ def run_regret(args: argparse.Namespace) -> None:
 
 FAMILY_SCALES = {"A": 8, "R": 8, "D": 8, "B": 16, "C": 8, "E": 16}
 """So many times fewer prompts and engines than the study's, for the regrets."""
+LARGE_SCALES = {"A": 1, "D": 1, "C": 4}
+LARGE_STEPS = 60
 
 
 def main() -> None:
@@ -299,6 +310,7 @@ def main() -> None:
     regret = commands.add_parser("regret")
     regret.add_argument("--workloads", type=int, default=40)
     regret.add_argument("--families", action="store_true")
+    regret.add_argument("--large", action="store_true")
     regret.add_argument("--jobs", type=int, default=1)
     regret.add_argument("--out", required=True)
     shown = commands.add_parser("show")

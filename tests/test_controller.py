@@ -10,6 +10,7 @@ from gruppetto.clock import now, run_virtual
 from gruppetto.controller import Interrupted
 from gruppetto.errors import RunError
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
+from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.sim.stages import SimChannel, SimTrainer
 from gruppetto.types import FinishReason, Score, Task
 
@@ -221,3 +222,23 @@ def test_what_is_saved_is_json(tmp_path):
 
     run = run_virtual(main())
     assert json.loads(json.dumps(run.saved())) == run.saved()
+
+
+def test_an_evaluation_is_in_no_figure_of_the_step_but_its_own(tmp_path):
+    def steps(name, **choices):
+        async def main():
+            run = Run(tmp_path / name, policy=Composed("sync"), **choices)
+            if not choices:
+                run.controller.stages.evaluator = None
+            await run.controller.run()
+            return run.record.steps
+
+        return run_virtual(main())
+
+    plain, evaluated = steps("plain"), steps("evaluated", eval_every=1)
+    assert [row["engine_s/eval"] for row in evaluated] == [2 * row["time/eval_s"] for row in evaluated]  # two engines
+    for before, after in zip(plain, evaluated, strict=True):
+        differ = {name for name in before if after[name] != before[name]}
+        assert differ <= {"engine_s/eval", "engine_s/total", "perf/prefill_tokens"}  # prompts may be in the prefix cache
+        assert after["engine_s/eval"] > 0 == before["engine_s/eval"]
+        assert after["engine_s/total"] == before["engine_s/total"] + after["engine_s/eval"]

@@ -290,8 +290,12 @@ class Controller:
             return {}
         if not self.stages.loop.pool.colocated:
             await self.stages.loop.park_all()
-        begin = now()
-        result = await self._unless_stopped(self._ask_evaluator(self.stages.evaluator))
+        begin, meter = now(), self.stages.loop.meter
+        meter.phase("eval")
+        try:
+            result = await self._unless_stopped(self._ask_evaluator(self.stages.evaluator))
+        finally:
+            meter.phase("generate")
         self._evaluated_at = self.version
         self._event("eval", **asdict(result))
         return {

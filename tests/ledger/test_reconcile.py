@@ -15,7 +15,20 @@ from gruppetto.ledger.reconcile.measured import GENERATE, STAGES, MeasuredRun, M
 from gruppetto.ledger.reconcile.pieces import Piece, run_pieces
 
 PRICES = EngineModel(slots=4, base_s=0.01, weights_s=0.02, kv_token_s=1e-6, row_s=1e-3, prefill_token_s=1e-4)
-CAUSES = ("decode", "prefill", "tail", "tool", "reward", "sync", "switch", "trainer", "kv_full", "queue", "lost")
+CAUSES = (
+    "decode",
+    "prefill",
+    "tail",
+    "tool",
+    "reward",
+    "sync",
+    "switch",
+    "trainer",
+    "kv_full",
+    "queue",
+    "eval",
+    "lost",
+)
 
 
 def assumed(engines=1, **more):

@@ -352,6 +352,12 @@ def test_what_finished_before_a_step_began_finished_at_its_beginning():
     assert timelines([*early, event(8, "close", groups=[0], version=1)], {5}) == {}
 
 
+def test_an_evaluation_is_before_the_step_that_follows():
+    between = [event(3, "publish_end", version=1), event(7, "eval", version=1)]
+    found = timelines([*between, event(9, "finish", "g0.0", tokens=4), event(10, "close", groups=[0], version=1)])
+    assert (found[2].generate_s, found[2].last[0].at_s) == (3, 2)
+
+
 def test_the_study_table_between_its_points():
     assert sections.fifo_excess(0.65) == 0.38
     assert sections.fifo_excess(0.04) == pytest.approx(0.025)

@@ -303,3 +303,29 @@ def test_steps_with_a_queue_are_told_apart():
     (work,) = metered(script, [engine]).engines
     assert (work.batch_steps, work.queued_steps) == ({4: 17, 3: 5}, {4: 10, 3: 5})
     assert (work.decode_steps, work.row_steps) == (22, 83)
+
+
+def test_an_evaluation_is_a_cause_of_its_own_and_in_no_other_figure():
+    engine = Counters(slots=4)
+
+    async def script(meter):
+        meter.note(3, running=4)
+        engine.decode(4, 5, 5.0)
+        await asyncio.sleep(6)
+        meter.phase("eval")
+        engine.decode(2, 7, 3.5)
+        engine.now.prefill_s_total += 1.0
+        engine.now.prefill_tokens_total += 90
+        engine.now.kv_wait_row_s += 2.0
+        await asyncio.sleep(5)
+        meter.phase("generate")
+        engine.decode(4, 1, 1.0)
+        engine.now.prefill_tokens_total += 10
+        await asyncio.sleep(2)
+
+    work = metered(script, [engine])
+    assert seconds(work) == {"decode": 6.0, "queue": 2.0, "eval": 5.0}
+    assert (work.generate_s, work.total_ticks) == (8.0, 13 * TICKS)
+    done = work.engines[0]
+    assert (done.batch_steps, done.queued_steps, done.batch_s) == ({4: 6}, {4: 6}, {4: 6.0})
+    assert (done.prefill_tokens, done.prefill_s, done.kv_wait_row_s) == (10, 0.0, 0.0)

@@ -6,7 +6,8 @@ rounding); a note costs the same for one engine as for thousands. In lockstep th
 
 How an engine-second is split. Busy comes from the engine's own clock: prefill whole, and of a decode second with b of B
 slots live b/B. Train, sync and switch are phases of all engines, on the loop's clock; where an engine was still busy in
-one, it counts as busy. What is left of decode and of the generate phase are empty slots: first those that the engine
+one, it counts as busy. An evaluation is a phase too, whole: what engines do in it is no work of the step, and their
+counters of it are in no figure here. What is left of decode and of the generate phase are empty slots: first those that the engine
 itself held back for KV, the rest in proportion to the loop's integrals:
 
     queue    something was queued, or on an engine, and the engine was not decoding it
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gruppetto.clock import now
@@ -33,13 +34,15 @@ from gruppetto.record.account import apportion
 TICKS = 1 << 20
 """Ticks of a second; a power of two, so that seconds in ticks are exact as floats."""
 
-CAUSES = ("decode", "prefill", "tail", "tool", "reward", "sync", "switch", "trainer", "kv_full", "queue", "lost")
+CAUSES = (
+    "decode", "prefill", "tail", "tool", "reward", "sync", "switch", "trainer", "kv_full", "queue", "eval", "lost",
+)  # fmt: skip
 
 MAX_SNAPSHOTS = 20_000
 """Engine snapshots a step for `queued_steps`; with more changes of the queue than that, their split stays as it was."""
 
-Phase = Literal["generate", "train", "sync", "switch"]
-_PHASE_CAUSE = {"train": "trainer", "sync": "sync", "switch": "switch"}
+Phase = Literal["generate", "train", "sync", "switch", "eval"]
+_PHASE_CAUSE = {"train": "trainer", "sync": "sync", "switch": "switch", "eval": "eval"}
 _EMPTY = ("tail", "tool", "reward", "trainer", "kv_full", "queue")
 
 
@@ -170,6 +173,10 @@ class StepMeter:
     def phase(self, name: Phase) -> None:
         """From now on the engines as a whole are in this phase."""
         self._advance()
+        if name == "eval" and self._phase != "eval":
+            self._book(always=True)
+        elif name != "eval" and self._phase == "eval":
+            self._leave_out()
         self._phase = name
 
     def died(self, engine: str) -> None:
@@ -233,6 +240,14 @@ class StepMeter:
         if self._has_queue:
             for queued, before, after in zip(self._with_queue, self._last, stats, strict=True):
                 queued.update(_difference(before.batch_steps, after.batch_steps))
+        self._last = stats
+
+    def _leave_out(self) -> None:
+        """What the engines have done since the last booking, an evaluation, is in no difference of this step."""
+        stats = [engine.stats() for engine in self._engines]
+        self._first = [
+            _moved(first, before, after) for first, before, after in zip(self._first, self._last, stats, strict=True)
+        ]
         self._last = stats
 
     def _alive(self, engine: str) -> Mapping[str, int]:
@@ -307,8 +322,21 @@ def _difference(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int
     return {rows: count - before.get(rows, 0) for rows, count in after.items() if count != before.get(rows, 0)}
 
 
+def _moved(first: EngineStats, before: EngineStats, after: EngineStats) -> EngineStats:
+    """`first`, with what was counted between the other two added: a difference to it is without that."""
+    counters = {
+        name: getattr(first, name) + getattr(after, name) - getattr(before, name)
+        for name in ("decode_s_total", "prefill_s_total", "prefill_tokens_total", "kv_wait_row_s")
+    }
+    steps, seconds = dict(first.batch_steps), dict(first.batch_s)
+    for rows, count in after.batch_steps.items():
+        steps[rows] = steps.get(rows, 0) + count - before.batch_steps.get(rows, 0)
+    for rows, took in after.batch_s.items():
+        seconds[rows] = seconds.get(rows, 0.0) + took - before.batch_s.get(rows, 0.0)
+    return replace(first, batch_steps=steps, batch_s=seconds, **counters)
+
+
 def _work(name: str, first: EngineStats, last: EngineStats, queued: Counter[int]) -> EngineWork:
-    before_s, after_s = _batch_s(first), _batch_s(last)
     return EngineWork(
         engine=name,
         slots=last.slots,
@@ -317,14 +345,10 @@ def _work(name: str, first: EngineStats, last: EngineStats, queued: Counter[int]
         decode_s=last.decode_s_total - first.decode_s_total,
         prefill_s=last.prefill_s_total - first.prefill_s_total,
         prefill_tokens=last.prefill_tokens_total - first.prefill_tokens_total,
-        batch_s={rows: s - before_s.get(rows, 0.0) for rows, s in after_s.items() if s != before_s.get(rows, 0.0)},
-        kv_wait_row_s=_kv_wait(last) - _kv_wait(first),
+        batch_s={
+            rows: seconds - first.batch_s.get(rows, 0.0)
+            for rows, seconds in last.batch_s.items()
+            if last.batch_steps.get(rows, 0) != first.batch_steps.get(rows, 0)
+        },
+        kv_wait_row_s=last.kv_wait_row_s - first.kv_wait_row_s,
     )
-
-
-def _batch_s(stats: EngineStats) -> Mapping[int, float]:
-    return getattr(stats, "batch_s", {})
-
-
-def _kv_wait(stats: EngineStats) -> float:
-    return getattr(stats, "kv_wait_row_s", 0.0)

@@ -20,7 +20,7 @@ WARM_UP = 2
 RUN_ON = ("async_bounded", "windowed")
 """Presets that need engines which run while the trainer trains."""
 
-IDLE = ("tail", "trainer", "sync", "switch", "queue", "kv_full", "tool", "reward", "lost")
+IDLE = ("tail", "trainer", "sync", "switch", "queue", "kv_full", "tool", "reward", "eval", "lost")
 """What an engine-second can go to besides decode and prefill (`engine_s/*`)."""
 
 COLUMNS = {

@@ -19,6 +19,7 @@ IDLE = {
     "reward": "nothing ran, rewards were awaited",
     "sync": "publishing weights",
     "switch": "handing memory over",
+    "eval": "held-out tasks were answered",
     "lost": "tokens thrown away, and engines that died",
 }
 """Causes of the engines' account that are nobody's work."""

@@ -27,6 +27,7 @@ MEANING = {
     "trainer": "the engines waited for the trainer",
     "kv_full": "free slots that could not be used because KV was full",
     "queue": "something was there to run and the engine was not decoding it",
+    "eval": "held-out tasks were answered",
     "lost": "tokens thrown away, and engines that had died",
 }
 

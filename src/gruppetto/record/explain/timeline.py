@@ -1,7 +1,7 @@
 """When each step's rollouts finished, and which turns were waited for: the events of a run, in one pass.
 
-Owns no more of them than the steps that are asked for. A step's time runs from the publish before it to its close; what
-had finished earlier counts as finished at its beginning.
+Owns no more of them than the steps that are asked for. A step's time runs from the publish before it, or the evaluation
+after that, to its close; what had finished earlier counts as finished at its beginning.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Reader:
                 self._forget(event.group)
             case "commit":
                 self._committed += _ids(event)
-            case "publish_end":
+            case "publish_end" | "eval":
                 self._begin = event.t
             case "close":
                 return self._close(event)
