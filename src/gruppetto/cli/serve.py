@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise UserError(needs("serving", module))
+    settings = _settings(args)
+    print(settings.coming(f"loading {args.model}"), file=sys.stderr, flush=True)  # the imports below take seconds
     quiet(args.threads)
     import asyncio
 
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     )
     shown = {key: value for key, value in vars(args).items() if key not in HIDDEN}
     try:
-        server = build(args.model, choice, _settings(args), shown)
+        server = build(args.model, choice, settings, shown)
         return asyncio.run(serve(server, say))
     except UserError as error:
         raise UserError(as_options(str(error))) from None

@@ -6,10 +6,13 @@ import signal
 import socket
 
 import aiohttp
+import pytest
 from engines.serve.conftest import serving
 from engines.serve.wire import events, get, ok, post, running, start
 
 from gruppetto.cli.main import main
+
+LOADING = "loading {}, to serve it on {}"
 
 
 async def gone(process):
@@ -37,7 +40,7 @@ async def test_sigterm_drains_then_aborts_and_answers_everybody(tiny_model, held
                 assert found["meta_info"]["finish_reason"]["type"] == "abort"
             assert (await stream)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
         assert await gone(process) == 0
-        assert process.stderr.read() == ""
+        assert process.stderr.read().splitlines() == [LOADING.format(tiny_model, "a free port of 127.0.0.1")]
 
 
 async def test_ctrl_c_ends_with_130_also_while_requests_are_held(tiny_model):
@@ -60,6 +63,27 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded(tiny_model, capsys, 
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", str(tiny_model), "--port", str(port)]) == 2
-    assert re.fullmatch(
-        rf"error: --port {port} on 127.0.0.1 cannot be had .*; write another\n", capsys.readouterr().err
-    )
+    loading, refused = capsys.readouterr().err.splitlines()
+    assert loading == LOADING.format(tiny_model, f"http://127.0.0.1:{port}")
+    assert re.fullmatch(rf"error: --port {port} on 127.0.0.1 cannot be had .*; write another", refused)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ((), "http://127.0.0.1:30000"),
+        (("--port", "0", "--control-port", "9001"), "a free port of 127.0.0.1, control on http://127.0.0.1:9001"),
+        (("--host", "::1", "--port", "8000"), "http://[::1]:8000"),
+    ],
+)
+def test_what_is_loaded_and_where_it_will_listen_is_said_before_anything_is_read(where, named, capfd, monkeypatch):
+    """Also before the libraries that read it are there, which takes seconds; standard output has the one line of a
+    server that serves."""
+    said = []
+
+    def quiet(threads):
+        said.append(capfd.readouterr())
+
+    monkeypatch.setattr("gruppetto.cli.serve.quiet", quiet)
+    assert main(["serve", "no-such-model", *where]) == 2
+    assert [(out, err) for out, err in said] == [("", LOADING.format("no-such-model", named) + "\n")]

@@ -56,9 +56,18 @@ class Listening:
 
     def line(self, what: str, port: int, control_port: int | None) -> str:
         """What is said when it serves: `what` it does, and the ports that it has got."""
-        where = f"http://{f'[{self.host}]' if ':' in self.host else self.host}"
-        control = "" if control_port is None else f", control on {where}:{control_port}"
-        return f"{what} on {where}:{port}{control} (pid {os.getpid()})"
+        control = "" if control_port is None else f", control on {self._address}:{control_port}"
+        return f"{what} on {self._address}:{port}{control} (pid {os.getpid()})"
+
+    def coming(self, what: str) -> str:
+        """What is said before it has any: `what` is done first, and where it will serve then."""
+        ports = [(self.port, "")] + ([] if self.control_port is None else [(self.control_port, "control on ")])
+        places = [f"{of}{self._address}:{port}" if port else f"{of}a free port of {self.host}" for port, of in ports]
+        return f"{what}, to serve it on {', '.join(places)}"
+
+    @property
+    def _address(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}"
 
 
 def ending() -> asyncio.Future[int]:
