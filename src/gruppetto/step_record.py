@@ -258,6 +258,7 @@ def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str,
         **{f"engine_s/{cause}": value for cause, value in work.seconds().items()},
         "engine/batch_steps": _by_rows(Counter[int](), [engine.batch_steps for engine in work.engines]),
         "engine/batch_s": _by_rows(Counter[int](), [engine.batch_s for engine in work.engines]),
+        **_evaluated(work),
         "perf/prefill_tokens": sum(engine.prefill_tokens for engine in work.engines),
         "schedule/makespan_s": work.generate_s,
         "schedule/rho": found.rho if facts.rates and found else in_steps,
@@ -289,6 +290,16 @@ def _bound_metrics(
     if k >= 1:
         metrics["schedule/window_bound_s"] = found.window_s(k, seen.mean_critical_s)
     return metrics
+
+
+def _evaluated(work: StepWork) -> dict[str, Any]:
+    """Decode steps of an evaluation by live rows, and their seconds: its batches are of other sizes than a step's."""
+    if not work.evaluated:
+        return {}
+    return {
+        "eval/batch_steps": _by_rows(Counter[int](), [engine.batch_steps for engine in work.evaluated]),
+        "eval/batch_s": _by_rows(Counter[int](), [engine.batch_s for engine in work.evaluated]),
+    }
 
 
 def _by_rows(total: Counter[int], parts: Sequence[Mapping[int, float]]) -> list[list[float]]:

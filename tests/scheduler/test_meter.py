@@ -329,3 +329,5 @@ def test_an_evaluation_is_a_cause_of_its_own_and_in_no_other_figure():
     done = work.engines[0]
     assert (done.batch_steps, done.queued_steps, done.batch_s) == ({4: 6}, {4: 6}, {4: 6.0})
     assert (done.prefill_tokens, done.prefill_s, done.kv_wait_row_s) == (10, 0.0, 0.0)
+    apart = work.evaluated[0]
+    assert (apart.batch_steps, apart.batch_s, apart.prefill_tokens, apart.decode_s) == ({2: 7}, {2: 3.5}, 90, 3.5)

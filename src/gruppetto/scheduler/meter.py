@@ -6,8 +6,8 @@ rounding); a note costs the same for one engine as for thousands. In lockstep th
 
 How an engine-second is split. Busy comes from the engine's own clock: prefill whole, and of a decode second with b of B
 slots live b/B. Train, sync and switch are phases of all engines, on the loop's clock; where an engine was still busy in
-one, it counts as busy. An evaluation is a phase too, whole: what engines do in it is no work of the step, and their
-counters of it are in no figure here. What is left of decode and of the generate phase are empty slots: first those that the engine
+one, it counts as busy. An evaluation is a phase too, whole: what engines do in it is no work of the step, and is kept
+apart (`evaluated`) for who wants to know how fast they are. What is left of decode and of the generate phase are empty slots: first those that the engine
 itself held back for KV, the rest in proportion to the loop's integrals:
 
     queue    something was queued, or on an engine, and the engine was not decoding it
@@ -89,6 +89,8 @@ class StepWork:
     ticks: Mapping[str, int]
     wall_ticks: int
     generate_ticks: int
+    evaluated: tuple[EngineWork, ...] = ()
+    """What engines did in an evaluation: in none of the others."""
 
     @property
     def total_ticks(self) -> int:
@@ -122,7 +124,7 @@ class StepMeter:
     def open(self) -> None:
         """A step begins. Engines that are dead stay so, and the phase goes on."""
         self._first = [engine.stats() for engine in self._engines]
-        self._last = self._first
+        self._last = list(self._first)
         self._with_queue: list[Counter[int]] = [Counter() for _ in self._engines]
         self._snapshots = 0
         self._since = _ticks(now())
@@ -131,6 +133,7 @@ class StepMeter:
         self._lost_tokens = 0
         self._dead = {name: {} for name in self._dead}
         self._missed = {}
+        self._evaluated: list[EngineWork] = []
         self._slots = self._alive_slots()
         self.generated = Counter()
 
@@ -216,6 +219,7 @@ class StepMeter:
             ticks=self._split(engines),
             wall_ticks=sum(self._phases.values()),
             generate_ticks=self._phases["generate"],
+            evaluated=tuple(self._evaluated),
         )
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -245,9 +249,9 @@ class StepMeter:
     def _leave_out(self) -> None:
         """What the engines have done since the last booking, an evaluation, is in no difference of this step."""
         stats = [engine.stats() for engine in self._engines]
-        self._first = [
-            _moved(first, before, after) for first, before, after in zip(self._first, self._last, stats, strict=True)
-        ]
+        for i, (engine, before, after) in enumerate(zip(self._engines, self._last, stats, strict=True)):
+            self._evaluated.append(_work(engine.name, before, after, Counter()))
+            self._first[i] = _moved(self._first[i], before, after)
         self._last = stats
 
     def _alive(self, engine: str) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from gruppetto.record.bounds import RateFit
@@ -84,13 +85,13 @@ def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Pri
 def _decode(rows: Sequence[Row], config: Row) -> tuple[float, float, float] | None:
     """(seconds of a decode step, seconds a live row adds, relative error)."""
     fit, sizes = RateFit(), list[tuple[int, int]]()
-    for row in rows:
-        steps = {int(size): int(count) for size, count in row.get("engine/batch_steps") or ()}
+    for row, kind in product(rows, ("engine", "eval")):
+        steps = {int(size): int(count) for size, count in row.get(f"{kind}/batch_steps") or ()}
         sizes += list(steps.items())
-        by_size = {int(size): float(s) for size, s in row.get("engine/batch_s") or ()}
+        by_size = {int(size): float(s) for size, s in row.get(f"{kind}/batch_s") or ()}
         for size, took in by_size.items():
             fit.add({size: steps.get(size, 0)}, took)
-        if not by_size:
+        if not by_size and kind == "engine":
             fit.add(steps, float(row.get("time/decode_s") or 0.0))
     engine = config.get("engine", {})
     rates = fit.rates(int(engine.get("slots", 1)), int(engine.get("count", 1)))
