@@ -252,6 +252,28 @@ def test_the_command_on_a_table(tmp_path, capsys, monkeypatch):
     assert "each runs 3 steps of 2 groups of 2\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("sizes", "size", "said"),
+    [
+        ((8, 8, 8, 7, 3), 8, "groups have 3 to 8 rollouts, 8 of each are run: 6 are drawn again from their group"),
+        ((4, 4, 4, 6), 4, "groups have 4 to 6 rollouts, 4 of each are run: 2 are left out"),
+        (
+            (3, 4, 5, 6, 7, 8, 3, 4, 5),  # no size is the usual one: as many rollouts as were recorded
+            5,
+            "groups have 3 to 8 rollouts, 5 of each are run: 6 are left out, 6 are drawn again from their group",
+        ),
+        ((4, 4), 4, None),
+    ],
+)
+def test_groups_that_are_not_alike_are_run_in_one_size_and_that_is_said(tmp_path, sizes, size, said):
+    table = tmp_path / "uneven.csv"
+    lines = [f"{group},{100 + 7 * member}" for group, count in enumerate(sizes) for member in range(count)]
+    table.write_text("\n".join(["group,length", *lines]) + "\n")
+    replay = prepare(table)
+    assert replay.config("sync").config.rollout.group_size == size
+    assert [word for word in replay.words if word.startswith("groups have")] == ([said] if said else [])
+
+
 def test_a_replay_has_the_name_of_its_run_also_through_a_link(tmp_path):
     (tmp_path / "latest").symlink_to(recorded(tmp_path).name)
     assert prepare(tmp_path / "latest").config("sync").config.run.name == "recorded-replay-sync"

@@ -170,7 +170,7 @@ def _of_trace(trace: Trace) -> Replay:
     trace, words = _grouped(trace)
     found = launched(trace)
     groups = trace.groups()
-    size = max(2, Counter(len(group) for group in groups).most_common(1)[0][0])
+    size, sizes_words = _group_size([len(group) for group in groups])
     steps = len({r.step for r in trace.rollouts if r.step is not None}) or 1
     batch = max(1, len(groups) // steps)
     longest = trace.cap or max(max(r.length for r in group.members) for group in found.groups)
@@ -192,6 +192,7 @@ def _of_trace(trace: Trace) -> Replay:
         words=(
             _steps_words(steps, len(groups)),
             *words,
+            *sizes_words,
             *(f"not in the trace: {word}" for word in unknown),
             *found.words,
         ),
@@ -213,6 +214,18 @@ def _grouped(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     )
     words = (f"the trace knows no groups: every {size} rollouts in a row count as one",)
     return replace(trace, rollouts=rollouts), words
+
+
+def _group_size(sizes: Sequence[int]) -> tuple[int, tuple[str, ...]]:
+    """The size that most groups have, else the mean, so that a step has as many rollouts as were recorded; and what it
+    leaves out of others."""
+    usual, count = Counter(sizes).most_common(1)[0]
+    size = max(2, usual if 2 * count > len(sizes) else round(sum(sizes) / len(sizes)))
+    over, short = sum(max(0, n - size) for n in sizes), sum(max(0, size - n) for n in sizes)
+    if not over and not short:
+        return size, ()
+    parts = [f"{over:,} are left out"] * bool(over) + [f"{short:,} are drawn again from their group"] * bool(short)
+    return size, (f"groups have {min(sizes)} to {max(sizes)} rollouts, {size} of each are run: {', '.join(parts)}",)
 
 
 def _steps_words(steps: int, groups: int) -> str:
