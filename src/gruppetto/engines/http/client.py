@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from gruppetto.clock import now
+from gruppetto.connections import in_words
 from gruppetto.engines.http.errors import Broken, Lost, NoRoute, Refused, Unavailable
 from gruppetto.engines.http.streams import events
 from gruppetto.engines.serve.listening import many_files
@@ -132,10 +133,12 @@ class HttpClient:
         """What the HTTP library raises, as ours."""
         try:
             yield
+        except aiohttp.ConnectionTimeoutError:
+            raise Lost(self.engine, f"{what} at {self.url}: no connection came about in {CONNECT_S:g} s") from None
         except TimeoutError:
             raise Lost(self.engine, f"no answer to {what} at {self.url} within {within_s:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Lost(self.engine, f"{what} at {self.url}: {error or type(error).__name__}") from None
+            raise Lost(self.engine, f"{what} at {self.url}: {in_words(error)}") from None
         except (msgspec.DecodeError, RecursionError) as error:
             raise EngineError(self.engine, f"{what} at {self.url} answered what is no JSON: {error}") from None
 

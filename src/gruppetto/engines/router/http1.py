@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass, field
 from typing import cast
 
+from gruppetto.connections import ENDED, in_words
+
 _HEAD_BYTES = 1 << 16
 _AHEAD = 1 << 18
 """Bytes of a stream that may be here and not read."""
@@ -79,7 +81,7 @@ class Connection(asyncio.Protocol):
         ends_so = self._head is not None and self._left < 0 and not self._chunked and exc is None
         if not self._whole and ends_so and self._broken is None:
             self._whole = True  # a body without a length
-        self._broken = self._broken or f"the connection ended ({exc or 'closed'})"
+        self._broken = self._broken or (ENDED if exc is None else in_words(exc))
         self._wake()
 
     def data_received(self, data: bytes) -> None:

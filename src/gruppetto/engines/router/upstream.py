@@ -12,6 +12,7 @@ from collections import deque
 
 from gruppetto.addresses import server_address
 from gruppetto.clock import now
+from gruppetto.connections import in_words, nobody_listens
 from gruppetto.engines.router.http1 import Broken, Connection, Head
 from gruppetto.errors import UserError
 
@@ -66,12 +67,12 @@ class Upstream:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, made = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
-        except ConnectionRefusedError as error:
-            raise NotSent(f"nobody listens at {self.url} ({error})", refused=True) from None
         except TimeoutError:
             raise NotSent(f"{self.url} takes no connection within {self._connect_s:g} s", refused=False) from None
         except OSError as error:
-            raise NotSent(f"{self.url} cannot be reached ({error})", refused=False) from None
+            if nobody_listens(error):
+                raise NotSent(f"nobody listens at {self.url}", refused=True) from None
+            raise NotSent(f"{self.url} cannot be reached: {in_words(error)}", refused=False) from None
         return made
 
     async def is_gone(self) -> bool:

@@ -20,6 +20,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from gruppetto.clock import monotonic
+from gruppetto.connections import in_words
 from gruppetto.errors import RunError
 from gruppetto.weights.buckets import BucketPlan
 from gruppetto.weights.channels.base import BUFFERS, Begun, Sink, SinkError
@@ -191,7 +192,7 @@ def _need_listener(address: Mapping[str, str | int], deadline_s: float) -> None:
     try:
         socket.create_connection((host, port), timeout=min(deadline_s, _CONNECT_S)).close()
     except OSError as error:
-        raise RunError(f"gloo: nobody listens at {host}:{port}, the sender is gone ({error})") from None
+        raise RunError(f"gloo: the sender is gone from {host}:{port}: {in_words(error)}") from None
 
 
 def _store(host: str, deadline_s: float) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import aiohttp
 import msgspec
 
+from gruppetto.connections import in_words
 from gruppetto.errors import EngineError, GruppettoError
 from gruppetto.weights.channels.base import Offer, State
 from gruppetto.weights.channels.receiver import Receiver
@@ -146,7 +147,7 @@ class RemotePort(Port):
                 answer = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(self.name, f"weights {what}: {type(error).__name__}: {error}") from None
+            raise Unreachable(self.name, f"weights {what} at {url}: {in_words(error)}") from None
         if status in _NO_ROUTE:
             raise NoRoutes(self.name, f"HTTP {status}")
         if status in _NO_KEY:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from gruppetto.connections import in_words
 from gruppetto.errors import UserError
 from gruppetto.weights.channels.base import host_id
 from gruppetto.weights.channels.port import ROUTE, NoRoutes, Remote, RemotePort
@@ -123,7 +124,7 @@ def address_towards(urls: Sequence[str]) -> str:
                 own.connect((parts.hostname, parts.port or 80))
             except OSError as error:
                 raise UserError(
-                    f"weights.channel = 'gloo': {url} cannot be reached from here ({error}); write weights.channel = "
+                    f"weights.channel = 'gloo': {url} cannot be reached from here: {in_words(error)}; write weights.channel = "
                     "'disk'"
                 ) from None
             found = str(own.getsockname()[0])

@@ -1,0 +1,79 @@
+"""What became of a connection to a server, in words: the one place that knows what libraries raise.
+
+Promise: one line that fits behind an address, without numbers of errors, types or texts of a library.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import ssl
+
+import aiohttp
+
+ENDED = "the connection broke off before the whole answer had come"
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
+_WORDS = {
+    errno.ECONNREFUSED: "nobody listens there",
+    errno.ETIMEDOUT: "it answers to no connection",
+    errno.EMFILE: "this process may open no more files, which a connection is; raise ulimit -n",
+    errno.ENFILE: "this machine has no file left to open, which a connection is",
+} | dict.fromkeys((errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN), ENDED)
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN)
+
+
+def in_words(error: BaseException) -> str:
+    """Why there was no answer, or no whole one."""
+    error = getattr(error, "os_error", error)  # aiohttp's, around the system's
+    found = _of_http(error) or _of_tls(error) or _of_name(error)
+    if found:
+        return found
+    number = _number(error)
+    if number in _NO_WAY:
+        return "there is no way to it from here"
+    if number in _WORDS:
+        return _WORDS[number]
+    if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
+        return ENDED
+    if isinstance(error, TimeoutError):
+        return "no answer came in time"
+    said = getattr(error, "strerror", None) or str(error) or "it failed"
+    return " ".join(str(said).split())
+
+
+def nobody_listens(error: BaseException) -> bool:
+    """Whether every address of the host refused the connection: whatever was there has ended."""
+    return _number(getattr(error, "os_error", error)) == errno.ECONNREFUSED
+
+
+def _of_http(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection came about in time"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer did not come whole, or cannot be decoded"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what came is no HTTP answer"
+    return ENDED if isinstance(error, aiohttp.ServerDisconnectedError) else ""
+
+
+def _of_tls(error: BaseException) -> str:
+    certificate = getattr(error, "certificate_error", error)
+    if isinstance(certificate, ssl.SSLCertVerificationError):
+        return f"its certificate does not hold: {certificate.verify_message or 'it is not for this host'}"
+    return "it does not speak TLS; write http:// instead of https://" if isinstance(error, ssl.SSLError) else ""
+
+
+def _of_name(error: BaseException) -> str:
+    if not isinstance(error, socket.gaierror):
+        return ""
+    later = error.errno == socket.EAI_AGAIN
+    return "its name cannot be looked up now" if later else "no host has that name"
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's; where several addresses were tried, the one that all have."""
+    number = getattr(error, "errno", None)
+    if number is None and len(several := set(_NUMBER.findall(str(error)))) == 1:
+        return int(several.pop())
+    return number if isinstance(number, int) else None
