@@ -239,6 +239,10 @@ def test_an_evaluation_is_in_no_figure_of_the_step_but_its_own(tmp_path):
     assert [row["engine_s/eval"] for row in evaluated] == [2 * row["time/eval_s"] for row in evaluated]  # two engines
     for before, after in zip(plain, evaluated, strict=True):
         differ = {name for name in before if after[name] != before[name]}
-        assert differ <= {"engine_s/eval", "engine_s/total", "perf/prefill_tokens"}  # prompts may be in the prefix cache
+        assert differ <= {
+            "engine_s/eval",
+            "engine_s/total",
+            "perf/prefill_tokens",
+        }  # prompts may be in the prefix cache
         assert after["engine_s/eval"] > 0 == before["engine_s/eval"]
         assert after["engine_s/total"] == before["engine_s/total"] + after["engine_s/eval"]

@@ -174,7 +174,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         ready, jumping = self._ready, self._jumping
         jumping.turns += 1
         scheduled = self._scheduled
-        if self._timer_cancelled_count and scheduled:
+        cancelled = self._timer_cancelled_count
+        if cancelled and scheduled and (scheduled[0][2]._cancelled or cancelled > _SWEEP_FROM):
             self._forget_cancelled()
         if not ready or jumping.turns >= _LOOK_EVERY:
             timeout = 0.0 if ready or self._stopping else 1.0 if scheduled else None

@@ -7,8 +7,8 @@ rounding); a note costs the same for one engine as for thousands. In lockstep th
 How an engine-second is split. Busy comes from the engine's own clock: prefill whole, and of a decode second with b of B
 slots live b/B. Train, sync and switch are phases of all engines, on the loop's clock; where an engine was still busy in
 one, it counts as busy. An evaluation is a phase too, whole: what engines do in it is no work of the step, and is kept
-apart (`evaluated`) for who wants to know how fast they are. What is left of decode and of the generate phase are empty slots: first those that the engine
-itself held back for KV, the rest in proportion to the loop's integrals:
+apart (`evaluated`) for who wants to know how fast they are. What is left of decode and of the generate phase are empty
+slots: first those that the engine itself held back for KV, the rest in proportion to the loop's integrals:
 
     queue    something was queued, or on an engine, and the engine was not decoding it
     kv_full  something was queued and slots were free, but it did not fit into KV
