@@ -1,4 +1,4 @@
-"""What a user is told of a server that cannot be reached: one line, whichever library found it and wherever it is shown."""
+"""What a user is told of a server that was not reached: one line, whichever library found it, wherever it is shown."""
 
 import asyncio
 import contextlib

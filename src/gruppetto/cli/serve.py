@@ -113,6 +113,6 @@ def _settings(args: argparse.Namespace) -> ServeSettings:
         **where(args),
         incremental=args.incremental_streaming_output,
         truncate=args.allow_auto_truncate,
-        seed=int.from_bytes(os.urandom(8)) if args.random_seed is None else args.random_seed,
+        seed=int.from_bytes(os.urandom(6)) if args.random_seed is None else args.random_seed,  # exact in any JSON
         limits=Limits(**sizes(args), drain_s=args.drain),
     )

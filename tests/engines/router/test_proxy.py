@@ -186,6 +186,24 @@ async def test_unknown_paths_and_methods(open_front):
     assert "gruppetto_router_engine_up" in await (await http.get("/metrics")).text()
 
 
+TELL = [
+    "health", "health_generate", "ready", "readiness", "liveness", "metrics", "v1/loads", "get_loads", "v1/models",
+    "model_info", "get_model_info", "server_info", "get_server_info", "workers",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", TELL)
+async def test_head_is_get_without_a_body(open_front, path):
+    _, http, engines = await open_front(1)
+    async with http.head(f"/{path}") as answer:
+        assert (answer.status, await answer.read()) == (200, b"")
+    engines[0].calls.clear()
+    for acts in ("generate", "flush_cache", "pause_generation"):
+        assert (await http.head(f"/{acts}")).status == 405
+    assert engines[0].calls == []
+    assert (await http.head("/nowhere")).status == 404
+
+
 async def test_many_streams_at_once(open_front):
     """8,192 are for the benchmark; the same, smaller."""
     front, http, engines = await open_front(

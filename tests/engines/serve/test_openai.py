@@ -159,7 +159,7 @@ async def test_versions_and_rids(http, tiny_model):
         ("completions", {"prompt": "a", "n": -1}, "n = -1"),
         ("completions", {"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias"),
         ("completions", {"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
-        ("completions", {"prompt": "a", "max_tokens": 5000}, "max_new_tokens"),
+        ("completions", {"prompt": "a", "max_tokens": 5000}, "write max_tokens = 511"),
         ("completions", {"prompt": "a", "rid": "x" * 1000}, "rid"),
         ("completions", {"prompt": "a", "seed": 2**70}, "seed"),
         ("chat/completions", {"messages": []}, "messages"),

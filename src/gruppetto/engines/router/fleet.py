@@ -1,7 +1,8 @@
 """The engines behind the front, the requests that are open, and who is told when a request has its place.
 
 Promises: a request is in `live` from its arrival to its answer; one that waits can be aborted, and is then sent to no
-engine; an engine that has missed an update of the weights gets no request until it has it.
+engine; an engine that has missed an update of the weights gets no request until it has it; a rid is one request at a
+time over all engines, as it is on each, so that an abort by rid reaches all that has it.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Fleet:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def enter(self, facts: Facts) -> Live:
-        """A request has come. Raises `Refusal` beyond the limits."""
+        """A request has come. Raises `Refusal` beyond the limits, and for a rid that is live."""
         limits = self.settings.limits
         if self.closed:
             raise Refusal("the router is shutting down; try again elsewhere", 503)
@@ -122,21 +123,28 @@ class Fleet:
             raise Refusal(f"{limits.open_requests} requests are open (--max-open-requests); try again", 503)
         if facts.ask.rows > limits.batch:
             raise Refusal(f"{facts.ask.rows} requests in one call, samples included; send at most {limits.batch}")
+        rids = _rids(facts)
+        if (taken := next((rid for rid in rids if rid in self._by_rid), None)) is not None:
+            self.refused += 1
+            raise Refusal(f"rid {taken[:200]!r} is live already; a rid is one request at a time", param="rid")
         live = Live(facts)
         self.live.add(live)
         self.idle.clear()
-        for rid in _rids(facts):
-            self._by_rid[rid] = live
+        self._by_rid |= dict.fromkeys(rids, live)
         return live
+
+    def ended(self, live: Live) -> None:
+        """Its engine has done with it: its rids are free, though its client does not have all of the answer yet."""
+        for rid in _rids(live.facts):
+            if self._by_rid.get(rid) is live:
+                del self._by_rid[rid]
 
     def leave(self, live: Live, outcome: Outcome) -> None:
         """It has been answered, or its client has left."""
         self.live.discard(live)
         if not self.live:
             self.idle.set()
-        for rid in _rids(live.facts):
-            if self._by_rid.get(rid) is live:
-                del self._by_rid[rid]
+        self.ended(live)
         if live.ticket is not None:
             self._placing.pop(live.ticket.number, None)
             self.router.release(live.ticket, outcome, now())

@@ -34,6 +34,8 @@ _FAILED = Outcome(ok=False)
 _REST_S = 1.0
 """That an engine is left alone after a refusal; where it says longer, no longer than the next."""
 _LONGEST_REST_S = 30.0
+_DONE = b"data: [DONE]"
+"""The last words of a stream; a client may send the next request with the same rid when it has them."""
 _TOLD_S = 5.0
 """For the last words of a stream."""
 
@@ -222,9 +224,12 @@ class _Exchange:
         self._response = response
         await response.prepare(self._request)
         tokens = events = 0
-        cached = None
+        cached, end = None, b""
         try:
             while piece:
+                end = (end + piece)[-2 * len(_DONE) :]
+                if _DONE in end:
+                    self._fleet.ended(self._live)
                 await response.write(piece)
                 events += piece.count(b"\ndata:") + piece.startswith(b"data:")
                 if (said := last_count("completion_tokens", piece)) is not None:

@@ -73,14 +73,15 @@ WORKERS = {
 
 
 def _route(method: str, path: str) -> Route:
-    """Raises `Refusal` (404, 405)."""
+    """Raises `Refusal` (404, 405). HEAD is a GET whose body is not sent, where all that a GET does is tell."""
+    asked = "GET" if method == "HEAD" else method
     if path == "/workers" or path.startswith("/workers/"):
-        found = WORKERS.get(method)
+        found = WORKERS.get(asked)
     else:
         found = ROUTES.get(path)
         if found is None:
             raise Refusal(f"{method} {path[:200]}: not found", 404)
-        if method not in found.methods:
+        if method not in found.methods and (asked,) != found.methods:
             found = None
     if found is None:
         raise Refusal(f"{method} {path[:200]}: method not allowed", 405)

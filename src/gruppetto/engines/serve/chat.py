@@ -67,6 +67,10 @@ class ChatBody(OpenAIBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
+    @property
+    def budget_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
 
 async def chat_completions(hub: Hub, request: web.Request) -> web.StreamResponse:
     """The handler."""
@@ -143,6 +147,7 @@ class Chat(Reply):
     """Choices with a message, or deltas of one."""
 
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prompt_field = "messages"
     body: ChatBody
 
     def __init__(self, *args: Any) -> None:

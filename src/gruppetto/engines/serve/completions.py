@@ -49,6 +49,7 @@ class Completion(Reply):
     """Choices with `text`."""
 
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    prompt_field = "prompt"
     body: CompletionBody
 
     def choice(self, answer: Answer) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from gruppetto.engines.serve.bodies import read
 from gruppetto.engines.serve.calls import Call
 from gruppetto.engines.serve.hub import Hub, new_rid, raise_failure
 from gruppetto.engines.serve.refusal import Refusal, json_response
-from gruppetto.engines.serve.sampling import SamplingParams, refuse_unsupported, sampling_for
+from gruppetto.engines.serve.sampling import NATIVE, SamplingParams, refuse_unsupported, sampling_for
 from gruppetto.rng import seed_for
 
 T = TypeVar("T")
@@ -163,14 +163,16 @@ async def plan(hub: Hub, body: GenerateBody) -> tuple[bool, list[Answer]]:
 
 
 def make_calls(
-    hub: Hub, prompt: Sequence[int], params: SamplingParams, rids: Sequence[str], sent_rid: object
-) -> list[Call]:
+    hub: Hub, prompt: Sequence[int], params: SamplingParams, rids: Sequence[str], sent_rid: object,
+    spelling: Mapping[str, str] = NATIVE,
+) -> list[Call]:  # fmt: skip
     """The samples of one prompt: the first has the seed as sent, the others are derived from it."""
     if prompt and (min(prompt) < 0 or max(prompt) >= hub.card.vocab):
         bad = next(i for i in prompt if not 0 <= i < hub.card.vocab)
-        raise Refusal(f"token id {bad} is outside the vocabulary of {hub.card.vocab}", param="input_ids")
+        param = spelling.get("input_ids", "input_ids")
+        raise Refusal(f"token id {bad} is outside the vocabulary of {hub.card.vocab}", param=param)
     first = sampling_for(
-        params, len(prompt), hub.new_seed(), hub.card, hub.settings, has_text=hub.tokenizer is not None
+        params, len(prompt), hub.new_seed(), hub.card, hub.settings, spelling, has_text=hub.tokenizer is not None
     )
     family = sent_rid if isinstance(sent_rid, str) and sent_rid not in rids else ""
     return [

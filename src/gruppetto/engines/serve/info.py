@@ -109,6 +109,7 @@ async def server_info(hub: Hub, request: web.Request) -> web.Response:
             "dp_size": 1,
             "pp_size": 1,
             "ep_size": 1,
+            "random_seed": hub.settings.seed,
             "skip_tokenizer_init": hub.tokenizer is None,
             "incremental_streaming_output": hub.settings.incremental,
             "max_running_requests": stats.slots,

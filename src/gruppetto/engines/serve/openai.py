@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gruppetto.clock import wall
 from gruppetto.engines.base import EngineFinish
+from gruppetto.engines.serve.absent import NEUTRAL, Absent
 from gruppetto.engines.serve.answers import Answer, View, versions
 from gruppetto.engines.serve.generate import failure, make_calls, sse
 from gruppetto.engines.serve.hub import Hub, new_rid
@@ -20,12 +21,14 @@ from gruppetto.engines.serve.sampling import SamplingParams, refuse_unsupported
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`include_usage` sends the usage in a last chunk of its own."""
+    """`include_usage` sends the usage in a last chunk of its own; the others are not there."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class OpenAIBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class OpenAIBody(Absent, kw_only=True):
     """Fields of both routes: OpenAI's own, then SGLang's and vLLM's additions."""
 
     model: str | None = None
@@ -38,7 +41,7 @@ class OpenAIBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: Any = None
+    safety_identifier: str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -55,26 +58,24 @@ class OpenAIBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_weight_versions: bool | None = None
-    response_format: Any = None
-    regex: str | None = None
-    ebnf: str | None = None
-    lora_path: Any = None
-    priority: int | None = None
     cache_salt: str | None = None
 
+    @property
+    def budget_field(self) -> str:
+        """Under which name the caller says how many tokens to make."""
+        return "max_tokens"
 
-_NEUTRAL: dict[str, Any] = {
-    "response_format": {"type": "text"},
-    "regex": None,
-    "ebnf": None,
-    "lora_path": None,
-    "priority": 0,
-}
+
+_SPELLING = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+"""SGLang's names and those of these routes; the budget's and the prompt's are the route's."""
+_OF_A_STREAM = {"include_obfuscation": False, "continuous_usage_stats": False}
 
 
 def params_of(body: OpenAIBody, max_tokens: int | None) -> SamplingParams:
     """The same wishes in SGLang's words. Raises `Refusal` for what the engine does not have."""
-    refuse_unsupported(body, _NEUTRAL)
+    refuse_unsupported(body, NEUTRAL)
+    if body.stream_options is not None:
+        refuse_unsupported(body.stream_options, _OF_A_STREAM, "stream_options.")
     return SamplingParams(
         max_new_tokens=max_tokens,
         temperature=body.temperature,
@@ -100,6 +101,7 @@ class Reply(ABC):
     prefix: str
     object: str
     chunk_object: str
+    prompt_field: str
 
     def __init__(self, hub: Hub, body: OpenAIBody, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
         self.hub, self.body, self.prompts = hub, body, prompts
@@ -114,9 +116,10 @@ class Reply(ABC):
         rids = [self.id] if total == 1 else [f"{self.id}_{i}" for i in range(total)]
         trim = not (body.no_stop_trim or body.include_stop_str_in_output)
         view = View(skip_special=body.skip_special_tokens is not False, trim=trim)
+        spelling = _SPELLING | {"max_new_tokens": body.budget_field, "input_ids": self.prompt_field}
         self.answers: list[Answer] = []
         for at, prompt in enumerate(prompts):
-            for call in make_calls(hub, prompt, params, rids[at * n : at * n + n], self.id):
+            for call in make_calls(hub, prompt, params, rids[at * n : at * n + n], self.id, spelling):
                 self.answers.append(Answer(hub, call, view))
         self._created = int(wall())
         self._first: set[str] = set()

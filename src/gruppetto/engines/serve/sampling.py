@@ -5,6 +5,7 @@ Promise: a parameter that the engine does not have is refused by its name unless
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -64,22 +65,28 @@ _NEUTRAL: dict[str, Any] = {
 }
 
 
-def refuse_unsupported(values: Any, neutral: dict[str, Any], where: str = "") -> None:
+NATIVE: Mapping[str, str] = {}
+"""SGLang's own spelling. Another route's says for a name of SGLang's what its callers write instead."""
+
+
+def refuse_unsupported(
+    values: Any, neutral: Mapping[str, Any], where: str = "", spelling: Mapping[str, str] = NATIVE
+) -> None:
     """Raises `Refusal` for the first field of `values` that asks for what the engine does not have."""
     for name, nothing in neutral.items():
         value = getattr(values, name)
-        if value is not None and value != nothing and value != "":
+        if value is not None and value != "" and value not in (nothing if isinstance(nothing, tuple) else (nothing,)):
             shown = msgspec.json.encode(value).decode()[:60]
-            raise Refusal(
-                f"{where}{name} = {shown} is not supported by the embedded engine; leave it out", param=f"{where}{name}"
-            )
+            named = f"{where}{spelling.get(name, name)}"
+            raise Refusal(f"{named} = {shown} is not supported by the embedded engine; leave it out", param=named)
 
 
 def sampling_for(
-    params: SamplingParams, prompt_tokens: int, seed: int, card: ModelCard, settings: ServeSettings, *, has_text: bool
-) -> Sampling:
-    """What the engine is asked for. Raises `Refusal` naming what does not fit."""
-    refuse_unsupported(params, _NEUTRAL, "sampling_params.")
+    params: SamplingParams, prompt_tokens: int, seed: int, card: ModelCard, settings: ServeSettings,
+    spelling: Mapping[str, str] = NATIVE, *, has_text: bool,
+) -> Sampling:  # fmt: skip
+    """What the engine is asked for. Raises `Refusal` naming what does not fit, as the caller spells it."""
+    refuse_unsupported(params, _NEUTRAL, "" if spelling else "sampling_params.", spelling)
     stops = stop_strings(params.stop, settings.limits, has_text=has_text)
     own = params.stop_token_ids or []
     if len(own) > settings.limits.stop_ids:
@@ -93,11 +100,12 @@ def sampling_for(
     if top_k != -1 and top_k < 1:
         raise Refusal(f"top_k = {top_k}; write -1 (off) or at least 1", param="top_k")
     if params.sampling_seed is not None and not -(2**63) <= params.sampling_seed < 2**63:
-        raise Refusal(f"sampling_seed = {params.sampling_seed} is no 64-bit integer", param="seed")
+        named = spelling.get("sampling_seed", "sampling_seed")
+        raise Refusal(f"{named} = {params.sampling_seed} is no 64-bit integer", param=named)
     if not 0 < top_p <= 1:
         raise Refusal(f"top_p = {top_p:g}; write more than 0 and at most 1", param="top_p")
     return Sampling(
-        max_tokens=_budget(params.max_new_tokens, prompt_tokens, card, settings),
+        max_tokens=_budget(params.max_new_tokens, prompt_tokens, card, settings, spelling),
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=top_p,
         top_k=max(top_k, 0),
@@ -122,23 +130,27 @@ def stop_strings(stop: str | list[str] | None, limits: Limits, *, has_text: bool
     return stops
 
 
-def _budget(asked: int | None, prompt_tokens: int, card: ModelCard, settings: ServeSettings) -> int:
+def _budget(
+    asked: int | None, prompt_tokens: int, card: ModelCard, settings: ServeSettings, spelling: Mapping[str, str]
+) -> int:
     room = card.context - prompt_tokens
+    prompt, budget = (spelling.get(name, name) for name in ("input_ids", "max_new_tokens"))
     if prompt_tokens < 1:
-        raise Refusal("the prompt has no tokens; send at least 1", param="input_ids")
+        raise Refusal("the prompt has no tokens; send at least 1", param=prompt)
     if room < 1:
         raise Refusal(
             f"the prompt has {prompt_tokens} tokens, the context {card.context}; send at most {card.context - 1}",
-            param="input_ids",
+            param=prompt,
         )
     if asked is None:
         return min(settings.default_max_new_tokens, room)
     if asked < 1:
-        raise Refusal(f"max_new_tokens = {asked}; the embedded engine does not score prompts: write 1 or more")
+        scored = "the embedded engine does not score prompts: write 1 or more"
+        raise Refusal(f"{budget} = {asked}; {scored}", param=budget)
     if asked > room and not settings.truncate:
         raise Refusal(
-            f"prompt of {prompt_tokens} tokens + max_new_tokens = {asked} is more than the context of {card.context}; "
-            f"write max_new_tokens = {room}, or start the server with --allow-auto-truncate",
-            param="max_new_tokens",
+            f"prompt of {prompt_tokens} tokens + {budget} = {asked} is more than the context of {card.context}; "
+            f"write {budget} = {room}, or start the server with --allow-auto-truncate",
+            param=budget,
         )
     return min(asked, room)

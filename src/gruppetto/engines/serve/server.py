@@ -65,7 +65,7 @@ class Server:
     async def _listen(self, routes: Iterable[Route], port: int, option: str) -> int:
         app = web.Application(middlewares=[failures_as_json])
         for route in routes:
-            for method in route.methods:
+            for method in route.methods + (("HEAD",) if route.methods == ("GET",) else ()):
                 app.router.add_route(method, route.path, guarded(route, self.settings, lambda: self.hub))
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_END_S)
         await runner.setup()

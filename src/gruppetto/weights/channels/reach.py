@@ -124,8 +124,8 @@ def address_towards(urls: Sequence[str]) -> str:
                 own.connect((parts.hostname, parts.port or 80))
             except OSError as error:
                 raise UserError(
-                    f"weights.channel = 'gloo': {url} cannot be reached from here: {in_words(error)}; write weights.channel = "
-                    "'disk'"
+                    f"weights.channel = 'gloo': {url} cannot be reached from here: {in_words(error)}; write "
+                    "weights.channel = 'disk'"
                 ) from None
             found = str(own.getsockname()[0])
         if not found.startswith("127.") and found != "::1":
