@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from gruppetto.scheduler.beliefs.posterior import History
 from gruppetto.scheduler.entries import Deferred, GroupEntry, RolloutEntry
-from gruppetto.scheduler.policies.placing import LIKELY, remaining
+from gruppetto.scheduler.policies.board import LIKELY, remaining
 from gruppetto.scheduler.pool_state import PoolState
 from gruppetto.types import DropReason, FinishReason, RolloutState, Score, Segment, Task, TokenKind
 

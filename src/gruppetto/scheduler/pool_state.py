@@ -96,8 +96,19 @@ class PoolState:
         """Names of the engines that serve."""
         return [seat.name for seat in self.seating.serving]
 
+    @property
+    def num_seats(self) -> int:
+        return self.seating.num_open
+
+    @property
+    def num_slow(self) -> int:
+        return self.seating.num_slow
+
     def seats(self) -> Sequence[EngineSeat]:
         return self.seating.open
+
+    def least_taken(self, mean: float) -> Iterator[tuple[float, int, EngineSeat]]:
+        return self.seating.least_taken.order(mean)
 
     def engines(self) -> Sequence[EngineSeat]:
         return self.seating.serving

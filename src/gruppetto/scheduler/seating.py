@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from gruppetto.engines.base import Engine
 from gruppetto.scheduler.entries import EngineSeat, RolloutEntry
+from gruppetto.scheduler.least_taken import LeastTaken
 
 
 class Seating:
@@ -30,6 +31,7 @@ class Seating:
         self._room = sum(seat.kv_capacity for seat in seats if seat.capacity)
         self._kept: dict[str, dict[str, RolloutEntry]] = {seat.name: {} for seat in seats}
         """Rollouts whose KV is held, by engine, longest held first."""
+        self.least_taken = LeastTaken(self._by_index)
 
     def __getitem__(self, engine: str) -> EngineSeat:
         return self._seats[engine]
@@ -53,6 +55,16 @@ class Seating:
     def open(self) -> list[EngineSeat]:
         """Engines that serve and have a slot."""
         return [self._by_index[index] for index in self._open]
+
+    @property
+    def num_open(self) -> int:
+        """How many `open` has. O(1)."""
+        return len(self._open)
+
+    @property
+    def num_slow(self) -> int:
+        """Engines, serving or not, that are much slower than others. O(1)."""
+        return len(self._slow)
 
     @property
     def free_slots(self) -> int:
@@ -86,6 +98,7 @@ class Seating:
         seat.expected += expected
         seat.kv_running += entry.reserved
         self._load(seat, 1)
+        self.least_taken.changed(seat)
         return self._push_out(seat)
 
     def rise(self, entry: RolloutEntry, *, keeps_kv: bool) -> list[RolloutEntry]:
@@ -102,6 +115,7 @@ class Seating:
             seat.kv_held += entry.reserved
             self._held += entry.reserved
             self._kept[seat.name][entry.id] = entry
+        self.least_taken.changed(seat)
         return self._push_out(seat)
 
     def release(self, entry: RolloutEntry) -> None:
@@ -112,10 +126,12 @@ class Seating:
     def let_go(self, entry: RolloutEntry) -> None:
         """What `entry` left behind may be pushed out; it would still rather go back there."""
         if entry.home is not None:
+            seat = self._seats[entry.home]
             self._kept[entry.home].pop(entry.id, None)
-            self._seats[entry.home].kv_held -= entry.reserved
+            seat.kv_held -= entry.reserved
             self._held -= entry.reserved
             entry.reserved = 0
+            self.least_taken.changed(seat)
 
     def _push_out(self, seat: EngineSeat) -> list[RolloutEntry]:
         gone: list[RolloutEntry] = []
@@ -136,6 +152,8 @@ class Seating:
     def judge(self, engine: str, slowness: float, *, slow: bool) -> None:
         """How fast it is beside the others."""
         seat = self._seats[engine]
+        if (seat.slowness, seat.slow) != (slowness, slow):
+            self.least_taken.changed(seat)
         seat.slowness, seat.slow = slowness, slow
         if slow:
             self._slow.add(engine)
@@ -181,6 +199,8 @@ class Seating:
             self._relist(seat)
 
     def _relist(self, seat: EngineSeat) -> None:
+        """Its limits have changed, or it has become full or has room again."""
+        self.least_taken.changed(seat)
         at = bisect_left(self._open, seat.index)
         listed = at < len(self._open) and self._open[at] == seat.index
         wanted = self.has_room(seat.name)

@@ -267,8 +267,23 @@ class PoolView(Protocol):
         """What is known of the engines' speed."""
         ...
 
+    @property
+    def num_seats(self) -> int:
+        """Engines that serve and have room for a rollout. O(1)."""
+        ...
+
+    @property
+    def num_slow(self) -> int:
+        """Engines much slower than the fastest one; some of them may not serve. O(1)."""
+        ...
+
     def seats(self) -> Sequence[EngineView]:
         """Engines that serve and have room for a rollout, in a fixed order."""
+        ...
+
+    def least_taken(self, mean: float) -> Iterator[tuple[float, int, EngineView]]:
+        """The same by how much of each would be taken with one more rollout of `mean` tokens, least first: (how much,
+        its place among equals, engine). What is looked at is paid for."""
         ...
 
     def engines(self) -> Sequence[EngineView]:

@@ -14,19 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 
-from gruppetto.routing.moving import beside, pays, run_s, taken, wait_s
-from gruppetto.routing.rules import Rules
+from gruppetto.routing.moving import pays, run_s
 from gruppetto.scheduler.actions import Action, Start, Yield
-from gruppetto.scheduler.beliefs.posterior import Siblings, remaining_quantile
+from gruppetto.scheduler.policies.board import LIKELY, RULES, Board, remaining
 from gruppetto.scheduler.views import EngineView, PoolView, RolloutView
-
-RULES = Rules()
-
-LIKELY = 0.5
-"""Quantile of the remaining length by which engines are compared."""
 
 FEWER = 2
 """Rollouts that an engine must have less before one moves there."""
@@ -64,12 +57,11 @@ class Placing:
         engine: for the KV it has there, or for its version."""
         if view.num_queued == 1 and (start := self._back_home(view)) is not None:
             return start
-        seats = self._usable(view) if view.num_queued else ()
-        if not seats:
+        if not view.num_queued or not view.num_seats:
             return ()
-        board = _Board(self, view, seats)
+        board = Board(self, view)
         actions: list[Action] = []
-        for rollout in view.queue():
+        for rollout in view.queue() if board else ():
             engine = board.place(rollout)
             if engine is None:
                 if self.own_version and rollout.oldest is not None:
@@ -82,15 +74,6 @@ class Placing:
                 break
         return actions
 
-    def _usable(self, view: PoolView) -> Sequence[EngineView]:
-        """Engines with room; without the slow ones where another one serves. A rollout that needs its own version has
-        no choice."""
-        seats = view.seats()
-        if self.own_version or not any(seat.slow for seat in seats):
-            return seats
-        others = any(not engine.slow and not engine.updating for engine in view.engines())
-        return [seat for seat in seats if not seat.slow] if others else seats
-
     def _back_home(self, view: PoolView) -> Sequence[Action] | None:
         """The start of the only one queued where its KV is, without a look at the other engines; None if it cannot, or
         where another one might be worth a move."""
@@ -100,7 +83,7 @@ class Placing:
             return None
         if view.rates is not None and self.crowded(view, rollout, home, home.load + 1):
             return None
-        return (Start(rollout.id, home.name, self.chunk),) if self._fits(view, home, rollout, 0, own=True) else None
+        return (Start(rollout.id, home.name, self.chunk),) if self.fits(view, home, rollout, 0, own=True) else None
 
     def crowded(self, view: PoolView, rollout: RolloutView, home: EngineView, rows: int) -> bool:
         """Whether decoding beside all of these `rows` costs more than a prefill and an engine alone: else nothing can
@@ -148,7 +131,7 @@ class Placing:
         home = view.engine(rollout.home) if rollout.home else None
         if home is None or home.load + started.get(home.name, 0) >= home.capacity:
             return None
-        return home if self._fits(view, home, rollout, 0, own=True) else None
+        return home if self.fits(view, home, rollout, 0, own=True) else None
 
     def _head_first(self, view: PoolView, rollout: RolloutView, head: RolloutView) -> bool:
         """Whether the head of the queue has so much more to do that it should have the slot; without a pool leaving
@@ -177,7 +160,7 @@ class Placing:
         if rates is None or not seats:
             return home
         there = min(seats, key=load)
-        if not self._fits(view, there, rollout, 0, own=False):
+        if not self.fits(view, there, rollout, 0, own=False):
             return home
         stays_s = self.run_s(view, rollout, home, here, home.kv_running + home.kv_held)
         kv = there.kv_running + there.kv_held + rollout.context
@@ -207,7 +190,8 @@ class Placing:
         expected = view.lengths.mean if view.lengths else view.max_tokens / 4
         return rollout.context + max(1, int(expected) - rollout.tokens)
 
-    def _fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int, *, own: bool) -> bool:
+    def fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int, *, own: bool) -> bool:
+        """Whether what it may come to need fits there beside what runs and `taken` more; `own`: its KV is there."""
         if not self.count_kv or not seat.kv_capacity or (seat.load == 0 and not taken):
             return True
         needed = self.needs(view, rollout)
@@ -223,7 +207,7 @@ class Placing:
         share = RULES.hold if view.has_turns else share
         return share * seat.kv_capacity - seat.kv_running - seat.kv_held
 
-    def _room(self, view: PoolView, seats: Iterable[EngineView]) -> float:
+    def room(self, view: PoolView, seats: Iterable[EngineView]) -> float:
         """Nobody who needs more KV than this fits into any of them."""
         most = 0.0
         for seat in seats if self.count_kv else ():
@@ -231,139 +215,3 @@ class Placing:
                 return inf
             most = max(most, self._free(view, seat))
         return most if self.count_kv else inf
-
-
-def remaining(view: PoolView, rollout: RolloutView, quantile: float = 0.97) -> float:
-    """Model tokens it may still make, pessimistically; unknown means long."""
-    if view.lengths is None:
-        return view.max_tokens - rollout.tokens
-    group = rollout.group
-    siblings = Siblings(group.finished, group.log_sum)
-    return remaining_quantile(view.lengths, rollout.tokens, siblings, group.history, quantile)
-
-
-class _Board:
-    """Engines with room, the least taken first, as one decision fills them."""
-
-    def __init__(self, rule: Placing, view: PoolView, seats: Sequence[EngineView]) -> None:
-        self._rule, self._view = rule, view
-        self._seats = {seat.name: seat for seat in seats}
-        self._added: dict[str, int] = {}
-        self._expected: dict[str, float] = {}
-        self._kv: dict[str, int] = {}
-        self._ahead: Counter[str] = Counter()
-        """Those that wait for their own engine."""
-        self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
-        """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
-        self._room = rule._room(view, seats)
-        self._likely = 0.0
-        self._heap: list[tuple[float, int, EngineView]] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._seats)
-
-    def place(self, rollout: RolloutView) -> str | None:
-        """The engine for it, None where none has room, or where it waits for its own."""
-        home = self._seats.get(rollout.home) if rollout.home else None
-        if home is not None and self._takes(home, rollout):
-            rows = home.load + self._added.get(home.name, 0) + 1
-            if self._view.rates is None or not self._rule.crowded(self._view, rollout, home, rows):
-                return self._take(home, rollout)
-            there = self._least_taken(rollout)
-            if there is None or there is home or not self._sooner(rollout, home, there, 0.0):
-                return self._take(home, rollout)
-            return self._take(there, rollout)
-        there = self._least_taken(rollout)
-        if there is None:
-            return None
-        if (full := self._waits_for(rollout)) is not None:
-            wait = self._wait_s(full)
-            if not self._sooner(rollout, full, there, wait):
-                self._ahead[full.name] += 1
-                return None
-        return self._take(there, rollout)
-
-    def _least_taken(self, rollout: RolloutView) -> EngineView | None:
-        """The first with room for it."""
-        if self._rule.needs(self._view, rollout) > self._room:
-            return None
-        heap, aside, found = self._least_first(), [], None
-        while heap and found is None:
-            use, i, seat = heappop(heap)
-            if seat.name not in self._seats:
-                continue
-            if use < (now := self._use(seat)):
-                heappush(heap, (now, i, seat))
-                continue
-            aside.append((use, i, seat))
-            if self._takes(seat, rollout):
-                found = seat
-        for item in aside:
-            heappush(heap, item)
-        return found
-
-    def _least_first(self) -> list[tuple[float, int, EngineView]]:
-        """A heap of the engines with room; made for the first that fits anywhere."""
-        if self._heap is None:
-            lengths = self._view.lengths
-            self._likely = self._view.max_tokens if lengths is None else remaining_quantile(lengths, 0, q=LIKELY)
-            self._heap = [(self._use(seat), i, seat) for i, seat in enumerate(self._seats.values())]
-            heapify(self._heap)
-        return self._heap
-
-    def _waits_for(self, rollout: RolloutView) -> EngineView | None:
-        """Its engine, where that holds its KV and is full: a place there will come free."""
-        if not (rollout.home and rollout.reserved) or self._rule.kv_pool or self._rule.own_version:
-            return None
-        home = self._view.engine(rollout.home)
-        if self._view.rates is None or home is None or home.updating or home.slow:
-            return None
-        return home if home.load >= home.capacity else None
-
-    def _sooner(self, rollout: RolloutView, home: EngineView, there: EngineView, waits_s: float) -> bool:
-        """Whether it would be done sooner there, prefill included, than at home after a wait."""
-        stays_s = waits_s + self._run_s(rollout, home)
-        return pays(RULES, stays_s=stays_s, moves_s=self._run_s(rollout, there, moves=True))
-
-    def _run_s(self, rollout: RolloutView, seat: EngineView, *, moves: bool = False) -> float:
-        """Seconds to its likely end there, beside what runs and what this decision has put there."""
-        rows = seat.load + self._added.get(seat.name, 0)
-        expected = seat.expected + self._expected.get(seat.name, 0.0)
-        kv = seat.kv_running + seat.kv_held + self._kv.get(seat.name, 0)
-        rows_beside = beside(rows, expected, remaining(self._view, rollout, LIKELY))
-        return self._rule.run_s(self._view, rollout, seat, rows_beside + 1, kv, moves=moves)
-
-    def _wait_s(self, seat: EngineView) -> float:
-        """Seconds until a place comes free there, beyond those that wait for it already."""
-        rates = self._view.rates
-        assert rates is not None
-        step_s = seat.slowness * rates.step_s(seat.load, seat.kv_running + seat.kv_held)
-        return wait_s(rows=seat.load, expected=seat.expected, step_s=step_s, ahead=self._ahead[seat.name])
-
-    def _takes(self, seat: EngineView, rollout: RolloutView) -> bool:
-        if self._rule.own_version:
-            wanted = self._view.version if rollout.oldest is None else rollout.oldest
-            if seat.version != wanted and (wanted in self._versions or seat.version < wanted or rollout.oldest is None):
-                return False
-        return self._rule._fits(self._view, seat, rollout, self._kv.get(seat.name, 0), own=seat.name == rollout.home)
-
-    def _take(self, seat: EngineView, rollout: RolloutView) -> str:
-        name = seat.name
-        self._added[name] = self._added.get(name, 0) + 1
-        self._expected[name] = self._expected.get(name, 0.0) + remaining(self._view, rollout, LIKELY)
-        if seat.kv_capacity:
-            self._kv[name] = self._kv.get(name, 0) + self._rule.needs(self._view, rollout)
-        if seat.load + self._added[name] >= seat.capacity:
-            del self._seats[name]
-        return seat.name
-
-    def _use(self, seat: EngineView) -> float:
-        kv = seat.kv_running + seat.kv_held + self._kv.get(seat.name, 0)
-        return taken(
-            expected=seat.expected + self._expected.get(seat.name, 0.0),
-            mean=self._likely,
-            limit=seat.capacity,
-            kv=kv / seat.kv_capacity if seat.kv_capacity else 0.0,
-            slowness=seat.slowness,
-            slow=seat.slow,
-        )
