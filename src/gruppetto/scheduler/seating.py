@@ -69,6 +69,8 @@ class Seating:
     @property
     def free_slots(self) -> int:
         """Slots of serving engines that hold no rollout, without those of slow ones beside others. O(slow engines)."""
+        if not self._slow:
+            return self._slots - self._used
         slow = [seat for name in self._slow if (seat := self._seats[name]).capacity]
         if len(slow) == self._serving:
             return self._slots - self._used

@@ -81,8 +81,9 @@ class Composed:
         return (CloseBatch(tuple(batch)), *rest, *((ParkAll(),) if view.colocated else ()))
 
     def _last(self, view: PoolView) -> bool:
-        some = view.num_ready + view.num_committed > 0
-        return view.exhausted and view.num_live == 0 and view.num_deferred == 0 and some
+        if not view.exhausted or view.num_live or view.num_deferred:
+            return False
+        return view.num_ready + view.num_committed > 0
 
     def _commit(self, view: PoolView) -> Sequence[Action]:
         """Gives the idle trainer what is ready. Where engines and trainer share machines, only once half of them have
