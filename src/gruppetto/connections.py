@@ -1,6 +1,7 @@
-"""What became of a connection to a server, in words: the one place that knows what libraries raise.
+"""A connection to a server: what became of it, in words, and how much of an answer is taken.
 
-Promise: one line that fits behind an address, without numbers of errors, types or texts of a library.
+Promises: one line that fits behind an address, without numbers of errors, types or texts of a library; an answer that
+has no end does not fill this machine's memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import ssl
 import aiohttp
 
 ENDED = "the connection broke off before the whole answer had come"
+LARGEST = 256 << 20
+"""Bytes of an answer, or of one event of a stream. The largest that an engine can mean is a rollout of a million
+tokens, each with its id, log-probability and text: some 60 MB."""
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 _WORDS = {
     errno.ECONNREFUSED: "nobody listens there",
@@ -21,6 +25,26 @@ _WORDS = {
     errno.ENFILE: "this machine has no file left to open, which a connection is",
 } | dict.fromkeys((errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN), ENDED)
 _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN)
+
+
+class TooLarge(Exception):
+    """An answer, or an event of one, of at least `size` bytes where `most` are taken."""
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(f"it answers with {size} bytes or more, the limit of one answer is {most}")
+
+
+async def whole(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body. Raises `TooLarge` as soon as that is known, with no more than that in memory."""
+    if (told := answer.content_length or 0) > most:
+        raise TooLarge(told, most)
+    pieces, size = [], 0
+    async for piece in answer.content.iter_any():  # unpacked already, so that what was packed counts as it is
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise TooLarge(size, most)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def in_words(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """One server's HTTP: JSON in, JSON out, a deadline on every call, errors by type.
 
-Promises: no call outlasts its deadline; a 408, 429 or 503 is sent again until the deadline, with growing pauses and not
-before the server's `Retry-After`; any other 4xx never is, nor, here, a 5xx or a call whose connection broke, since the
-server may have run it; as many requests may be open at once as the system has sockets, and none goes over a proxy.
+Promises: no call outlasts its deadline, and no answer fills the memory: one that is larger than `LARGEST` is `Broken`;
+a 408, 429 or 503 is sent again until the deadline, with growing pauses and not before the server's `Retry-After`; any
+other 4xx never is, nor, here, a 5xx or a call whose connection broke, since the server may have run it; as many
+requests may be open at once as the system has sockets, and none goes over a proxy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import aiohttp
 import msgspec
 
 from gruppetto.clock import now
-from gruppetto.connections import in_words
+from gruppetto.connections import LARGEST, TooLarge, in_words, whole
 from gruppetto.engines.http.errors import Broken, Lost, NoRoute, Refused, Unavailable
 from gruppetto.engines.http.streams import events
 from gruppetto.engines.serve.listening import many_files
@@ -67,7 +68,7 @@ class HttpClient:
         patient: bool = True,
     ) -> bytes:
         """The body of a 2xx answer. Raises `Refused`, `NoRoute`, `Unavailable` (only unless `patient`, or when it did
-        not pass before the deadline), `Lost`."""
+        not pass before the deadline), `Broken`, `Lost`."""
         end, pause = now() + within_s, _FIRST_PAUSE_S
         while True:
             try:
@@ -94,8 +95,8 @@ class HttpClient:
             sent = self._open().post(self.url + path, data=_json(body), allow_redirects=False)
             async with asyncio.timeout(within_s), sent as answer:
                 if answer.status >= 300:
-                    raise self._error(what, answer.status, await answer.read(), answer.headers)
-                async for event in events(answer.content):
+                    raise self._error(what, answer.status, await whole(answer, LARGEST), answer.headers)
+                async for event in events(answer.content, LARGEST):
                     value = msgspec.json.decode(event)
                     if isinstance(value, dict) and "error" in value:
                         raise self._error(what, _code(value["error"]), event)
@@ -123,7 +124,7 @@ class HttpClient:
                     method, self.url + path, data=data, params=params, allow_redirects=False
                 ) as answer,
             ):
-                raw = await answer.read()
+                raw = await whole(answer, LARGEST)
                 if answer.status >= 300:
                     raise self._error(what, answer.status, raw, answer.headers)
                 return raw
@@ -139,6 +140,8 @@ class HttpClient:
             raise Lost(self.engine, f"no answer to {what} at {self.url} within {within_s:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(self.engine, f"{what} at {self.url}: {in_words(error)}") from None
+        except TooLarge as error:
+            raise Broken(self.engine, f"{what} at {self.url}: {error}") from None
         except (msgspec.DecodeError, RecursionError) as error:
             raise EngineError(self.engine, f"{what} at {self.url} answered what is no JSON: {error}") from None
 

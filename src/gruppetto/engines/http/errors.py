@@ -27,7 +27,8 @@ class Unavailable(EngineError):
 
 
 class Broken(EngineError):
-    """HTTP 5xx besides: the server failed at this request, which it may have run. Others may well go through."""
+    """HTTP 5xx besides, or an answer that is larger than any can be: the server failed at this request, which it may
+    have run. Others may well go through."""
 
 
 class Lost(EngineError):

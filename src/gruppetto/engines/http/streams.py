@@ -1,6 +1,7 @@
 """Server-sent events, as engines send them: `data: …` lines, an empty line after each, `[DONE]` at the end.
 
-Promise: events come whole whatever the network cuts; a stream that ends without `[DONE]` was broken off, and says so.
+Promise: events come whole whatever the network cuts; a stream that ends without `[DONE]` was broken off, and says so;
+an event without an end does not fill the memory.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
+from gruppetto.connections import LARGEST, TooLarge
+
 DONE = b"[DONE]"
-LONGEST = 256 << 20
-"""Bytes of one event; a cumulative event of a long rollout has some megabytes."""
 
 
 class Chunks(Protocol):
@@ -21,26 +22,34 @@ class Chunks(Protocol):
         ...
 
 
-async def events(content: Chunks) -> AsyncGenerator[bytes]:
-    """The data of each event. Raises `ConnectionError` for an end without `[DONE]`."""
-    rest = bytearray()
-    data: list[bytes] = []
-    async for piece in content.iter_any():
-        begin = max(0, len(rest) - 1)
-        rest += piece
-        if rest.find(b"\n", begin) < 0:
-            if len(rest) > LONGEST:
-                raise ConnectionError(f"an event of more than {LONGEST} bytes")
-            continue
-        *lines, tail = bytes(rest).split(b"\n")
-        rest = bytearray(tail)
-        for line in lines:
-            line = line.rstrip(b"\r")
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                event, data = b"\n".join(data), []
-                if event.strip() == DONE:
-                    return
-                yield event
+async def events(content: Chunks, most: int = LARGEST) -> AsyncGenerator[bytes]:
+    """The data of each event. Raises `ConnectionError` for an end without `[DONE]`, `TooLarge` for an event of more
+    than `most` bytes."""
+    size, data = 0, list[bytes]()
+    async for line in _lines(content, most):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+            size += len(line)
+            if size > most:
+                raise TooLarge(size, most)
+        elif not line and data:
+            event, data, size = b"\n".join(data), [], 0
+            if event.strip() == DONE:
+                return
+            yield event
     raise ConnectionError("the stream broke off before its end")
+
+
+async def _lines(content: Chunks, most: int) -> AsyncGenerator[bytes]:
+    """Without their ends. What stands behind the last end is none."""
+    rest = bytearray()
+    async for piece in content.iter_any():
+        begin = len(rest)
+        rest += piece
+        if rest.find(b"\n", begin) >= 0:
+            *lines, tail = bytes(rest).split(b"\n")
+            rest = bytearray(tail)
+            for line in lines:
+                yield line.rstrip(b"\r")
+        if len(rest) > most:
+            raise TooLarge(len(rest), most)

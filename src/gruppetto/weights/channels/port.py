@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import aiohttp
 import msgspec
 
-from gruppetto.connections import in_words
+from gruppetto.connections import LARGEST, TooLarge, in_words, whole
 from gruppetto.errors import EngineError, GruppettoError
 from gruppetto.weights.channels.base import Offer, State
 from gruppetto.weights.channels.receiver import Receiver
@@ -144,10 +144,12 @@ class RemotePort(Port):
                 aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session,
                 session.post(f"{url}{ROUTE}/{what}", data=msgspec.json.encode(body or {})) as response,
             ):
-                answer = await response.read()
+                answer = await whole(response, LARGEST)
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(self.name, f"weights {what} at {url}: {in_words(error)}") from None
+        except TooLarge as error:
+            raise EngineError(self.name, f"weights {what} at {url}: {error}") from None
         if status in _NO_ROUTE:
             raise NoRoutes(self.name, f"HTTP {status}")
         if status in _NO_KEY:
