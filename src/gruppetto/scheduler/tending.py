@@ -122,11 +122,11 @@ class Tending:
         """Its decode steps since the last measurement, by rows, and the seconds they took; in those of a server that
         does not tell its prefill's seconds apart, they are. A slow one may take several looks to make enough steps."""
         before, took_s, count, rows = seen.stats, 0.0, 0, 0
-        for batch, seconds in stats.batch_s.items():
-            steps = stats.batch_steps.get(batch, 0) - before.batch_steps.get(batch, 0)
-            if steps > 0:
+        for batch, total in sorted(stats.batch_steps.items() - before.batch_steps.items()):  # few of all sizes seen
+            if batch in stats.batch_s:
+                steps = total - before.batch_steps.get(batch, 0)
                 count, rows = count + steps, rows + steps * batch
-                took_s += seconds - before.batch_s.get(batch, 0.0)
+                took_s += stats.batch_s[batch] - before.batch_s.get(batch, 0.0)
         far = self._rules.lost * self._prices.seconds(0, TELLING_STEPS, rows / count) if count else 0.0
         if not count or took_s <= 0 or (count < TELLING_STEPS and took_s < far):
             return
