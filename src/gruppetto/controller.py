@@ -216,7 +216,7 @@ class Controller:
             if self._eval_due():
                 trained |= await self._evaluate()
         finally:  # the batch is consumed, whatever comes after
-            facts = self._facts(step, parts, batch, trained, clock)
+            facts = self._facts(step, parts, batch, trained | dict(self.stages.channel.counts()), clock)
             metrics = self._record(facts)
             if not any(sample.trained_tokens for sample in batch.samples):
                 why = f"its {len(batch.samples)} rollouts have none that is young enough"

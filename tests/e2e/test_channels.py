@@ -102,6 +102,13 @@ def test_each_channel_brings_each_version_to_a_server(train, overlapping, served
     assert [row["version"] for row in rows] == [0, 1, 2, 3, 4]
     assert not any(row["failed"] for row in rows)
     kinds = [row["kinds"] for row in rows]
+    whole = [row.get("publish/full_engines") for row in metrics_of(folder)]
+    if mode == "delta":
+        assert rows[0]["why_full"] == {"sglang-0": "first"}
+        assert [bool(row.get("why_full")) for row in rows[1:]] == [kind["sglang-0"] == "full" for kind in kinds[1:]]
+        assert whole == [int(kind["sglang-0"] == "full") for kind in kinds[1:]]
+    else:
+        assert whole == [None] * 4
     if rate < 1e-3:
         assert kinds == [{"sglang-0": "full"}, *[{"sglang-0": "delta"}] * 4]
         assert rows[0]["bytes"] == size

@@ -301,6 +301,34 @@ def test_failures_and_waste_are_named(run):
     assert "failed" not in to_text(explain(run, 3))
 
 
+def test_why_weights_went_whole_though_deltas_were_asked_for(run):
+    """Each reason with how often and its newest figures; of the steps that are explained, and of such runs only."""
+    dense = "density: the delta has {}% of all bytes, the limit is 50%"
+    published = [
+        (0, {"a": "full", "b": "full"}, {"a": "first", "b": "first"}),
+        (1, {"a": "full", "b": "delta"}, {"a": dense.format(61.0)}),
+        (2, {"a": "full", "b": "had it"}, {"a": dense.format(62.0)}),
+        (2, {"b": "full"}, {"b": "readmitted"}),
+    ]
+    rows = [
+        {"t": 0.0, "kind": "published", "version": v, "kinds": k} | ({"why_full": why} if why else {})
+        for v, k, why in published
+    ]
+    kept = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines(run / "events.jsonl", [*kept, *rows])
+    assert explain(run)["publishes"] == {"says": []}
+    config = json.loads((run / "config.resolved.json").read_text())
+    (run / "config.resolved.json").write_text(json.dumps(config | {"weights": {"mode": "delta"}}))
+    found = explain(run)
+    assert found["publishes"]["says"] == [
+        "1 of 4 updates of engines were deltas, 3 were whole.",
+        "Whole 2 times: density (the delta has 62.0% of all bytes, the limit is 50%).",
+        "Whole 1 times: readmitted.",
+    ]
+    assert "Weights to the engines\n  1 of 4 updates" in to_text(found)
+    assert explain(run, step=1)["publishes"]["full"] == 1
+
+
 def test_censoring_is_named_as_such(run):
     found = metrics(1, **{"bias/censors": True, "bias/length_ks": 0.3, "bias/p99_ratio": 0.1})
     masked = {"masked/by_position": [0.5] * 5 + [0.0] * 5}

@@ -1,5 +1,7 @@
 """Deltas: what changed, written down shortly, applied only where it belongs, and never half."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -210,7 +212,7 @@ def test_the_snapshot_moves_only_after_every_receipt():
         snapshot.propose(2, new, states(0, "a", "b"))
     snapshot.drop()
     again = snapshot.propose(1, new, {**states(1, "a"), **states(0, "b")})
-    assert again.full == {"a": "at version 1, not 0"}
+    assert again.full == {"a": "behind: version 1, base 0"}
     assert again.by_delta == ("b",)
     assert again.digests == sent.digests
     held = Held(0, SPECS, engine := arrays())
@@ -243,7 +245,7 @@ def test_a_fenced_engine_is_not_waited_for_and_starts_anew():
     assert snapshot.version == 1
     then = snapshot.propose(2, stepped(new, seed=2), {**states(1, "a"), **states(None, "b", boot="2")})
     assert then.by_delta == ("a",)
-    assert then.full == {"b": "new"}
+    assert then.full == {"b": "readmitted"}
 
 
 def test_a_restarted_engine_gets_everything_though_its_version_fits():
@@ -257,7 +259,7 @@ def test_a_delta_that_saves_too_little_is_not_made():
     snapshot = settled("a")
     sent = snapshot.propose(1, arrays(seed=9), states(0, "a"))
     assert sent.delta is None
-    assert "of all bytes" in sent.full["a"]
+    assert re.fullmatch(r"density: the delta has \d+\.\d% of all bytes, the limit is 50%", sent.full["a"])
     confirm(snapshot, 1, sent.digests, "a")
     snapshot.settle()
     after = snapshot.propose(2, stepped(arrays(seed=9)), states(1, "a"))
@@ -276,7 +278,7 @@ def test_everything_goes_whole_every_so_many_versions():
         confirm(snapshot, version, sent.digests, "a")
         snapshot.settle()
         weights = stepped(weights, seed=version)
-    third = "every 3 versions"
+    third = "turn: every 3 versions"
     assert kinds == ["first", "delta", "delta", third, "delta", "delta", third, "delta"]
 
 

@@ -7,7 +7,7 @@ holds; the source tensors may change again as soon as `publish` returns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,10 @@ class WeightChannel(ABC):
         """Checks where that is due that engines, which run again, compute with the weights of `version`; those that do
         not. A channel alone has nothing to check with."""
         return []
+
+    def counts(self) -> Mapping[str, float]:
+        """Of the newest version, for the step's record: names `area/thing`. Empty where there is nothing to choose."""
+        return {}
 
     def readmit(self, engine: str) -> None:
         """An engine that was lost is to come back: nothing is taken as known of what it holds."""

@@ -40,6 +40,8 @@ from gruppetto.weights.faults import Found, faults
 from gruppetto.weights.layouts.names import EMBEDDING, HEAD
 from gruppetto.weights.layouts.spec import Spec
 
+_SHOWN = 160
+"""Characters of an engine's refusal of a delta."""
 _PATIENCE = 4
 """An engine waits so many times longer for the trainer than it is waited for itself: the trainer waits for others."""
 
@@ -93,6 +95,11 @@ class TwoPhase(WeightChannel):
             for error in done.failed.values():
                 raise error
             return [self._receipt(engine.name, done) for engine in engines]
+
+    @property
+    def by_delta(self) -> bool:
+        """Whether engines get what changed, where that is less."""
+        return self._settings.mode == "delta"
 
     def serves(self, name: str, version: int) -> bool:
         """Whether the engine has committed it."""
@@ -180,6 +187,8 @@ class TwoPhase(WeightChannel):
             fitting = self._fitting(source, {name: states[name] for name in names}, done)
             if not fitting:
                 continue
+            if len(groups) > 1 and self._settings.mode == "delta":
+                done.why_full |= dict.fromkeys(fitting, f"kinds: engines have {len(groups)} different sets of tensors")
             if self._settings.mode == "delta" and len(groups) == 1:
                 having = self._having(version, states, known)
                 prepared += await self._send_changes(version, source, fitting, having, done)
@@ -270,7 +279,8 @@ class TwoPhase(WeightChannel):
         wanted = {spec.name: spec for spec in wanted_specs(source, state)}
         specs = {spec.name: wanted[spec.name] for spec in state.specs if spec.name in wanted}
         if self._snapshot is None or specs != self._snapshot_specs:
-            self._snapshot, self._snapshot_specs = Snapshot(specs), specs
+            begins = _changed(self._snapshot_specs, specs) if self._snapshot else "first"
+            self._snapshot, self._snapshot_specs = Snapshot(specs, begins=begins), specs
         self._snapshot.drop()
         self._snapshot_pending = False
         arrays = await asyncio.to_thread(source.bits, list(specs.values()))
@@ -284,7 +294,8 @@ class TwoPhase(WeightChannel):
         full = {n: s for n, s in states.items() if n not in acks and not isinstance(done.failed.get(n), Unreachable)}
         if full:  # also where a delta was refused
             for name in full:
-                done.failed.pop(name, None)
+                refused = str(done.failed.pop(name, "")).removeprefix(f"engine {name}: ")[:_SHOWN]
+                done.why_full[name] = proposal.full.get(name) or f"refused: {refused}"
             acks |= (
                 await self._transfer_full(version, source, list(specs.values()), list(full), done, moving=True)
             ).acks
@@ -351,3 +362,9 @@ class TwoPhase(WeightChannel):
         self._served[one.name], self._before[one.name] = state, one.manifest
         if self._snapshot is not None and self._snapshot_pending:
             self._snapshot.confirmed(one.name, state, one.ack)
+
+
+def _changed(before: Mapping[str, Spec], after: Mapping[str, Spec]) -> str:
+    """Why what was the base is none any more."""
+    others = sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
+    return f"tensors: {others} of {len(after)} have another name, shape or type"

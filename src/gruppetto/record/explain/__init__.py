@@ -66,6 +66,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
             rows, record.before(rows[0]["step"]), [r for some in finals.values() for r in some]
         ),
         "staleness": sections.staleness(rows),
+        "publishes": _publishes(record, rows),
         "replays": None,
     }
     measured = _measured(explanation)
@@ -77,6 +78,13 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
         return explanation
     tried = candidates(explanation)
     return join(explanation, replay(record.path, tried, record.rows), tried)
+
+
+def _publishes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The events are gone through once more for it, so only where there was a choice."""
+    if record.config.get("weights", {}).get("mode") != "delta":
+        return {"says": []}
+    return sections.publishes(record.events(), {row["step"] for row in rows})
 
 
 def _length(row: Mapping[str, Any]) -> float:

@@ -34,7 +34,7 @@ class RolloutRow(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """The fields of an event that the timeline needs."""
+    """The fields of an event that an explanation needs."""
 
     t: float
     kind: str
@@ -50,6 +50,10 @@ class Event(msgspec.Struct):
     task: str | None = None
     long: bool = False
     """A launch in a long round."""
+    kinds: Any = None
+    """Of a publish: by engine what it was sent."""
+    why_full: Any = None
+    """Of a publish: engines that got all instead of a delta, and why."""
 
 
 class Lacking(UserError, KeyError):

@@ -7,11 +7,11 @@ explained; a figure that the record lacks is None or left out and no sentence is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from gruppetto.record.explain.read import RolloutRow
+from gruppetto.record.explain.read import Event, RolloutRow
 from gruppetto.record.explain.timeline import StepTimeline
 
 Row = Mapping[str, Any]
@@ -94,6 +94,28 @@ def _too_few(config: Row) -> Iterable[str]:
             f"A batch has {batch:,} rollouts and the engines {slots:,} slots: at least {1 - batch / slots:.0%} of the "
             "slots stay empty while one batch runs at a time."
         )
+
+
+def publishes(events: Iterable[Event], steps: Collection[int]) -> dict[str, Any]:
+    """Where deltas are asked for: how often engines got them, and why they got all of the weights instead."""
+    kinds, whys, newest = Counter[str](), Counter[str](), dict[str, str]()
+    for event in events:
+        if event.kind != "published" or event.version not in steps:
+            continue
+        kinds.update(kind for kind in (event.kinds or {}).values() if kind != "had it")
+        for why in (event.why_full or {}).values():
+            word, _, figures = why.partition(": ")
+            whys[word] += 1
+            newest[word] = figures
+    found = [{"why": word, "times": times, "newest": newest[word]} for word, times in whys.most_common()]
+    says = []
+    if kinds.total():
+        says = [
+            f"{kinds['delta']:,} of {kinds.total():,} updates of engines were deltas, {kinds['full']:,} were whole."
+        ]
+    for word, times in whys.most_common():
+        says.append(f"Whole {times:,} times: {word}{f' ({newest[word]})' if newest[word] else ''}.")
+    return {"delta": kinds["delta"], "full": kinds["full"], "reasons": found, "says": says}
 
 
 def held_up(timeline: StepTimeline | None, row: Row, finals: Mapping[str, RolloutRow]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def to_text(explanation: Mapping[str, Any]) -> str:
         _section("Length bias", explanation["bias"]),
         _section("Not trained on", explanation["dropped"]),
         _section("Staleness", explanation["staleness"]),
+        _section("Weights to the engines", explanation["publishes"]),
         _replays(explanation["replays"]),
         _advice(explanation["advice"], explanation["engine_seconds"]["total_s"]),
         _missing(explanation["missing"]),

@@ -12,7 +12,8 @@ and every N-th version, and after each of its starts, and what one engine fails 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -72,6 +73,7 @@ class Ordered(WeightChannel):
         self.channel, self._order, self.tell = channel, order, tell
         self._probe, self._owed = probe, Owed(verify_every)
         self.pause = order.pause
+        self._newest = Published(-1)
         self._one = asyncio.Lock()
 
     # --- publish -----------------------------------------------------------------------------------------------------
@@ -144,15 +146,33 @@ class Ordered(WeightChannel):
             elif error is not None:
                 raise error
 
+    def counts(self) -> Mapping[str, float]:
+        """Where deltas are asked for: bytes of one copy of each kind, engines that got a delta, and that got all."""
+        if not isinstance(self.channel, TwoPhase) or not self.channel.by_delta:
+            return {}
+        kinds = Counter(self._newest.kinds.values())
+        sent = {"publish/bytes": self._newest.sent_bytes}
+        return sent | {f"publish/{kind}_engines": kinds[kind] for kind in ("delta", "full")}
+
+    def _count(self, done: Published, kinds: Mapping[str, str]) -> None:
+        """A version may be sent in several calls: what an engine had already came by an earlier one."""
+        if done.version != self._newest.version:
+            self._newest = Published(done.version)
+        self._newest.sent_bytes += done.sent_bytes
+        self._newest.kinds |= {name: kind for name, kind in kinds.items() if kind != "had it"}
+
     def _tell(self, version: int, one: _Try, seconds: float) -> None:
+        kinds = {name: kind for name, kind in one.done.kinds.items() if self._has(name, version)}
+        self._count(one.done, kinds)
         if self.tell is None:
             return
-        kinds = {name: kind for name, kind in one.done.kinds.items() if self._has(name, version)}
+        why = {name: why for name, why in one.done.why_full.items() if name in kinds}
         self.tell(
             "published",
             version=version,
             bytes=one.done.sent_bytes,
             kinds=kinds,
+            **({"why_full": why} if why else {}),
             failed=sorted(one.failed),
             seconds=round(seconds, 6),
         )

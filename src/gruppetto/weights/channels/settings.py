@@ -36,10 +36,12 @@ class PublishSettings:
 
 @dataclass(slots=True)
 class Published:
-    """What one publish did. `kinds`: "full", "delta" or "had it", by engine; `sent_bytes` of one copy of each kind."""
+    """What one publish did. `kinds`: "full", "delta" or "had it", by engine; `sent_bytes` of one copy of each kind;
+    `why_full`: of engines that were to get a delta and got all, a word and, behind a colon, its figures."""
 
     version: int
     kinds: dict[str, str] = field(default_factory=dict)
+    why_full: dict[str, str] = field(default_factory=dict)
     failed: dict[str, EngineError] = field(default_factory=dict)
     sent_bytes: int = 0
     buffer_bytes: int = 0

@@ -2,8 +2,8 @@
 
 Promises: the snapshot moves to a version only after every engine that was sent it has confirmed it with the digests it
 should have; until then a proposal can be dropped and nothing is lost; memory beyond the snapshot is that of one delta.
-A full version goes to an engine that is new, was restarted or is at another version, to all where a delta would save
-too little, and to all every `full_every` versions.
+A full version goes to an engine that is new, was restarted, comes back or is at another version, to all where a delta
+would save too little, and to all every `full_every` versions; which of these it was is said in a word and figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to send as `version`: `delta` to those in `by_delta`, everything to those in `full` (engine: reason)."""
+    """What to send as `version`: `delta` to those in `by_delta`, everything to those in `full` (engine: reason, a word
+    and, behind a colon, its figures)."""
 
     version: int
     digests: Mapping[str, int]
@@ -48,15 +49,19 @@ class _Pending:
 class Snapshot:
     """One trainer rank's shards as the engines have them."""
 
-    def __init__(self, specs: Mapping[str, Spec], *, max_share: float = 0.5, full_every: int = 0) -> None:
+    def __init__(
+        self, specs: Mapping[str, Spec], *, max_share: float = 0.5, full_every: int = 0, begins: str = "first"
+    ) -> None:
         """`max_share`: a delta with more of the full bytes than this is not worth its scatter; `full_every` versions
-        everything goes whole (0: never)."""
+        everything goes whole (0: never); `begins`: why its first version does."""
         if not 0 <= max_share <= 1 or full_every < 0:
             raise UserError(f"max_share = {max_share} and full_every = {full_every}; write 0 to 1, and 0 or more")
         self.version: int | None = None
         self._specs = dict(specs)
         self._bytes = sum(spec.num_bytes for spec in specs.values())
-        self._max_share, self._full_every = max_share, full_every
+        self._max_share, self._full_every, self._begins = max_share, full_every, begins
+        self._left: set[str] = set()
+        """Engines that were fenced and have had nothing since."""
         self._bits: dict[str, Bits] = {}
         self._digests: dict[str, int] = {}
         self._boots: dict[str, str] = {}
@@ -73,7 +78,7 @@ class Snapshot:
             self._bits = {name: row.copy() for name, row in rows.items()}
             self._digests = {name: digest(row) for name, row in rows.items()}
             return self._wait(
-                Proposal(version, dict(self._digests), None, (), dict.fromkeys(engines, "first")), (), engines
+                Proposal(version, dict(self._digests), None, (), dict.fromkeys(engines, self._begins)), (), engines
             )
         shards = tuple(
             difference(spec, rows[name], self._bits[name], self._digests[name]) for name, spec in self._specs.items()
@@ -95,16 +100,20 @@ class Snapshot:
 
     def _why_full(self, engine: str, state: EngineState) -> str | None:
         if engine not in self._boots:
-            return "new"
+            return "readmitted" if engine in self._left else "new engine"
         if state.boot != self._boots[engine]:
             return "restarted"
-        return None if state.version == self.version else f"at version {state.version}, not {self.version}"
+        if state.version is None:
+            return "no weights"
+        return None if state.version == self.version else f"behind: version {state.version}, base {self.version}"
 
     def _why_all_full(self, shards: Sequence[ShardDelta]) -> str | None:
         if self._full_every and self._since_full + 1 >= self._full_every:
-            return f"every {self._full_every} versions"
+            return f"turn: every {self._full_every} versions"
         share = sum(len(shard.positions) + len(shard.values) for shard in shards) / max(1, self._bytes)
-        return f"the delta would be {share:.0%} of all bytes" if share > self._max_share else None
+        if share > self._max_share:
+            return f"density: the delta has {share:.1%} of all bytes, the limit is {self._max_share:.0%}"
+        return None
 
     def confirmed(self, engine: str, state: EngineState, digests: Mapping[str, int]) -> None:
         """An engine's receipt. Raises `RunError` where it is not what was sent; the engine then still is waited for."""
@@ -121,6 +130,7 @@ class Snapshot:
     def gone(self, engine: str) -> None:
         """An engine that is fenced: not waited for, and a full version is its next."""
         self._boots.pop(engine, None)
+        self._left.add(engine)
         if self._pending is not None:
             self._pending.waiting.discard(engine)
             self._pending.boots.pop(engine, None)
@@ -140,6 +150,7 @@ class Snapshot:
         self._since_full = 0 if pending.proposal.delta is None else self._since_full + 1
         self.version = pending.proposal.version
         self._boots = pending.boots
+        self._left -= pending.boots.keys()
         self._pending = None
 
     def drop(self) -> None:
