@@ -1,6 +1,7 @@
 """What a run says of its servers before its first step."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -37,3 +38,16 @@ async def test_who_waits_is_told_for_what(capsys, monkeypatch):
         with said_when_late(line):
             await asyncio.sleep(0.01)
     assert capsys.readouterr().out == "waiting for b\n"
+
+
+async def test_a_server_that_has_gone_is_told_of_in_one_line(open_scripted, connect):
+    server = await open_scripted()
+    engine = await connect(server)
+    await server.close()
+    async with asyncio.timeout(60):
+        while engine._dead is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    path = r"GET /\w+"
+    assert re.fullmatch(
+        rf"engine e: 3 looks without an answer: {path} at {server.url}: nobody listens there", str(engine._dead)
+    )

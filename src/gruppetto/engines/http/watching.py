@@ -55,8 +55,9 @@ class Watch:
                 missed = 0
             except (EngineError, TimeoutError) as error:
                 missed += 1
+                why = str(error).removeprefix(f"engine {name}: ") or "too late"
                 if missed >= MISSED:
-                    return self._died(EngineError(name, f"{missed} looks without an answer: {error or 'too late'}"))
+                    return self._died(EngineError(name, f"{missed} looks without an answer: {why}"))
                 continue
             if self._hung():
                 return self._died(EngineError(name, f"hung: no token of open requests for {self._deadlines.hang:g} s"))
