@@ -201,3 +201,16 @@ def test_doctor_takes_the_same_addresses(capsys, url):
     said = capsys.readouterr().err.strip()
     assert said.count("\n") == 0
     assert "is no address of a server" in said
+
+
+def test_the_base_install_tries_a_server_to_its_end(tiny_model):
+    """All but the comparison, which needs a model to compute with."""
+    from cli.test_without_extras import base_install
+    from engines.contract.kinds import served
+
+    with served(tiny_model, "--slots", "4", "--context", "512") as url:
+        done = base_install(f"doctor --engine {url} --load {tiny_model}")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line for line in done.stdout.splitlines()[1:] if not line.startswith("ok ")]
+    assert rows == []
+    assert "not compared: torch is not installed" in done.stdout
