@@ -40,14 +40,15 @@ else
 	.venv/bin/pytest -n 2
 endif
 
-# The base install has no torch: config, check-data, scheduler and simulator must work without it.
+# The base install has no torch: config, check-data, scheduler and simulator must work without it. Of drawn examples a
+# few are enough here: `suite` has them all.
 .venv-base/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-base
 	.venv-base/bin/pip install -q --disable-pip-version-check -c constraints.txt -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	touch $@
 
 test-base: .venv-base/installed
-	.venv-base/bin/pytest -n 2 -m "not slow" tests/test_clock.py tests/config tests/cli tests/record tests/scheduler tests/sim tests/ledger
+	HYPOTHESIS_PROFILE=glance .venv-base/bin/pytest -n 2 -m "not slow" tests/test_clock.py tests/config tests/cli tests/record tests/scheduler tests/sim tests/ledger
 
 # 100,000 whole runs drawn anew each time, and the pool machine: about two hours of one core. Not part of `make test`.
 soak: install

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+GLANCE = os.environ.get("HYPOTHESIS_PROFILE") == "glance"
+"""A few examples only: where all of them are run as well (`make test-base`)."""
+
+settings.register_profile(
+    "any machine", max_examples=10 if GLANCE else 100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 

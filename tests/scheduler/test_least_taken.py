@@ -1,4 +1,4 @@
-"""The order of engines by what is taken: after any changes what a look at all of them would give, and no further look."""
+"""The order of engines by what is taken: after any changes that of a look at all of them, without one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
