@@ -7,6 +7,7 @@ import pytest
 
 from gruppetto import starting
 from gruppetto.config.schema import Config
+from gruppetto.errors import EngineError
 from gruppetto.starting import said_when_late, tell_slots
 
 
@@ -51,3 +52,12 @@ async def test_a_server_that_has_gone_is_told_of_in_one_line(open_scripted, conn
     assert re.fullmatch(
         rf"engine e: 3 looks without an answer: {path} at {server.url}: nobody listens there", str(engine._dead)
     )
+
+
+async def test_a_server_that_was_never_there_is_told_of_in_one_line(open_scripted, connect):
+    server = await open_scripted()
+    await server.close()
+    with pytest.raises(EngineError) as failed:
+        await connect(server, deadlines={"start": 0.5})
+    said = rf"engine e: did not answer at {server.url} within 0.5 s: GET /\w+ at {server.url}: nobody listens there"
+    assert re.fullmatch(said, str(failed.value))

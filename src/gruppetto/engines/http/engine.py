@@ -59,6 +59,8 @@ class HttpEngine(HttpRequests):
         self._update: int | None = None
         self._released: set[MemoryTag] = set()
         self._invalid = False
+        self._unreached = ""
+        """Why the last try to reach it failed."""
         self._watching: Watch | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -91,7 +93,8 @@ class HttpEngine(HttpRequests):
                 self.facts = await self.wire.connect()
         except TimeoutError:
             await self._let_go()
-            raise EngineError(self.name, f"did not answer at {self._url} within {deadlines.start:g} s") from None
+            why = f": {self._unreached}" if self._unreached else ""
+            raise EngineError(self.name, f"did not answer at {self._url} within {deadlines.start:g} s{why}") from None
         except BaseException:
             await self._let_go()
             raise
@@ -159,9 +162,11 @@ class HttpEngine(HttpRequests):
         while True:
             if self._process is not None and (ended := self._process.ended()) is not None:
                 raise EngineError(self.name, ended)
-            with contextlib.suppress(Lost, Unavailable):
+            try:
                 await wire.alive()
                 return
+            except (Lost, Unavailable) as error:
+                self._unreached = str(error).removeprefix(f"engine {self.name}: ")
             await self._next_try()
 
     async def _next_try(self) -> None:
