@@ -3,9 +3,11 @@
 from hypothesis.stateful import invariant
 from scheduler.shadow import FINAL
 
+from gruppetto.scheduler.policies.board import taken_by
 from gruppetto.types import RolloutState, TokenKind
 
 State = RolloutState
+MEAN = 100.0
 ENGINES = {"e0": (3, 3), "e1": (2, 3), "e2": (2, 0)}
 """Name to (slots, rollouts it may hold)."""
 
@@ -89,6 +91,13 @@ class HeldToTheShadow:
         assert pool.seating.free_slots == shadow.free_slots()
         assert [s.name for s in pool.seats()] == shadow.open_engines()
         assert pool.serving == shadow.serving()
+
+    @invariant()
+    def the_order_of_engines_is_that_of_a_look_at_all(self):
+        pool = self.pool
+        seats = sorted((taken_by(seat, MEAN), seat.index, seat) for seat in pool.seats())
+        assert list(pool.least_taken(MEAN)) == seats
+        assert pool.num_seats == len(seats)
 
     @invariant()
     def orders_and_ages_are_right(self):

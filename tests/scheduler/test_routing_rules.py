@@ -125,6 +125,13 @@ def test_a_slow_engine_gets_nothing_new_while_there_are_others():
     assert pool.seating.free_slots == 2
 
 
+def test_engines_are_compared_by_what_is_known_of_their_pace_now():
+    pool = pool_of(8, 8)
+    for slowness, first in ((1.5, "e1"), (1.0, "e0")):
+        pool.seating.judge("e0", slowness, slow=False)
+        assert Placing().fill(pool)[0].engine == first
+
+
 def test_a_limit_closes_an_engine_and_opens_it_again():
     pool = pool_of(4)
     pool.start("g0.0", "e0", 0.0)

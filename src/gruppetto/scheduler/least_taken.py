@@ -1,8 +1,8 @@
 """The engines with room by how much of each is taken, the least first.
 
-Owns the order, not the engines. Promises: an engine that changed is sorted in again when the order is next asked for,
-in O(log engines); to look at the first few costs what is looked at, however many engines there are. An order must be
-read before the next change.
+Owns the order, not the engines: whoever changes one says so. Promises: an engine that changed is sorted in again when
+the order is next asked for, in O(log engines), all of them where another length is usual; to look at the first few
+costs what is looked at, however many engines there are. An order must be read before the next change.
 """
 
 from __future__ import annotations
