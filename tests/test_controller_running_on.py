@@ -10,7 +10,7 @@ from controlled import PARTIAL, STREAMED, WINDOWED, Run
 from gruppetto.clock import now, run_virtual
 from gruppetto.controller import Interrupted
 from gruppetto.sim.engine import SimEngine
-from gruppetto.sim.stages import SimTrainer
+from gruppetto.sim.stages import SimChannel, SimTrainer
 from gruppetto.types import TokenKind
 
 
@@ -187,3 +187,26 @@ def test_the_scheduling_policy_is_told_how_fast_the_engines_were_measured_to_be(
     run_virtual(run.controller.run())
     rates = run.loop.pool.rates
     assert rates.step_s(8) == pytest.approx(1.0)  # SimEngine: a second a step, whatever its rows
+
+
+def test_what_was_sent_is_counted_in_the_step_in_which_it_was(tmp_path):
+    """Engines take the weights when they come to it, several times in a step or not at all."""
+
+    class Counting(SimChannel):
+        calls = taken = 0
+
+        async def publish(self, version, tensors, engines):
+            self.calls += 1
+            return await super().publish(version, tensors, engines)
+
+        def take_counts(self):
+            before, self.taken = self.taken, self.calls
+            return {"publish/calls": self.calls - before}
+
+    def prepare(run):
+        run.controller.stages.channel = Counting(1.0)
+
+    run, _, _ = go(tmp_path, prepare, policy=WINDOWED)
+    channel = run.controller.stages.channel
+    assert sum(row["publish/calls"] for row in run.record.steps) == channel.taken
+    assert 6 <= channel.taken <= channel.calls

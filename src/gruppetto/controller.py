@@ -103,8 +103,7 @@ class Controller:
     """Runs `steps` optimizer steps over started stages."""
 
     def __init__(self, stages: Stages, *, steps: int, eval_every: int = 0, checkpoint_every: int = 0) -> None:
-        self.stages = stages
-        self.steps = steps
+        self.stages, self.steps = stages, steps
         self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
         self._stop = asyncio.Event()
         self._lengths = LengthLedger()
@@ -131,6 +130,7 @@ class Controller:
                 self.stages.chooser.begin()
             if self.version == 0 or self._eval_due():
                 await self._evaluate()
+            self.stages.channel.take_counts()  # what was sent before the first step is none's
             while self.version < self.steps:
                 self.stages.loop.open_step()
                 if not await self._step():
@@ -216,7 +216,7 @@ class Controller:
             if self._eval_due():
                 trained |= await self._evaluate()
         finally:  # the batch is consumed, whatever comes after
-            facts = self._facts(step, parts, batch, trained | dict(self.stages.channel.counts()), clock)
+            facts = self._facts(step, parts, batch, trained | dict(self.stages.channel.take_counts()), clock)
             metrics = self._record(facts)
             if not any(sample.trained_tokens for sample in batch.samples):
                 why = f"its {len(batch.samples)} rollouts have none that is young enough"

@@ -58,8 +58,9 @@ class WeightChannel(ABC):
         not. A channel alone has nothing to check with."""
         return []
 
-    def counts(self) -> Mapping[str, float]:
-        """Of the newest version, for the step's record: names `area/thing`. Empty where there is nothing to choose."""
+    def take_counts(self) -> Mapping[str, float]:
+        """Of what was sent since the last call, for the step's record: names `area/thing`. Empty where there is nothing
+        to choose."""
         return {}
 
     def readmit(self, engine: str) -> None:

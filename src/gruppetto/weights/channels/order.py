@@ -73,7 +73,9 @@ class Ordered(WeightChannel):
         self.channel, self._order, self.tell = channel, order, tell
         self._probe, self._owed = probe, Owed(verify_every)
         self.pause = order.pause
-        self._newest = Published(-1)
+        self._sent_bytes = 0
+        self._sent: Counter[str] = Counter()
+        """Updates of engines, by kind, that were told of and not taken."""
         self._one = asyncio.Lock()
 
     # --- publish -----------------------------------------------------------------------------------------------------
@@ -146,24 +148,18 @@ class Ordered(WeightChannel):
             elif error is not None:
                 raise error
 
-    def counts(self) -> Mapping[str, float]:
-        """Where deltas are asked for: bytes of one copy of each kind, engines that got a delta, and that got all."""
+    def take_counts(self) -> Mapping[str, float]:
+        """Where deltas are asked for: bytes of one copy of each kind that was sent at once, updates of engines by a
+        delta, and by all of the weights."""
+        size, sent, self._sent_bytes, self._sent = self._sent_bytes, self._sent, 0, Counter()
         if not isinstance(self.channel, TwoPhase) or not self.channel.by_delta:
             return {}
-        kinds = Counter(self._newest.kinds.values())
-        sent = {"publish/bytes": self._newest.sent_bytes}
-        return sent | {f"publish/{kind}_engines": kinds[kind] for kind in ("delta", "full")}
-
-    def _count(self, done: Published, kinds: Mapping[str, str]) -> None:
-        """A version may be sent in several calls: what an engine had already came by an earlier one."""
-        if done.version != self._newest.version:
-            self._newest = Published(done.version)
-        self._newest.sent_bytes += done.sent_bytes
-        self._newest.kinds |= {name: kind for name, kind in kinds.items() if kind != "had it"}
+        return {"publish/bytes": size, **{f"publish/{kind}_engines": sent[kind] for kind in ("delta", "full")}}
 
     def _tell(self, version: int, one: _Try, seconds: float) -> None:
         kinds = {name: kind for name, kind in one.done.kinds.items() if self._has(name, version)}
-        self._count(one.done, kinds)
+        self._sent_bytes += one.done.sent_bytes
+        self._sent.update(kinds.values())
         if self.tell is None:
             return
         why = {name: why for name, why in one.done.why_full.items() if name in kinds}
