@@ -131,7 +131,24 @@ def test_addresses_that_failed_in_several_ways_are_not_all_refused():
     assert nobody_listens(several(111, 111))
     assert in_words(several(111, 111)) == NOBODY
     assert not nobody_listens(several(111, 113))
+    assert not nobody_listens(several(99, 111))  # where it listens there may be no free port
     assert not nobody_listens(TimeoutError())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (
+            (111, 99),
+            "nobody listens there; another address of it: this machine has no address towards it, or no free port",
+        ),
+        ((111, 71), "nobody listens there; another address of it: Protocol error"),
+        ((101, 113, 111), "there is no way to it from here; another address of it: nobody listens there"),
+    ],
+)
+def test_addresses_that_failed_in_several_ways_are_told_in_words(numbers, words):
+    """A machine without IPv6 whose localhost has an address of it, for one."""
+    assert in_words(several(*numbers)) == words
 
 
 def test_what_the_http_library_raises():

@@ -7,6 +7,7 @@ has no end does not fill this machine's memory.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 import ssl
@@ -23,8 +24,11 @@ _WORDS = {
     errno.ETIMEDOUT: "it answers to no connection",
     errno.EMFILE: "this process may open no more files, which a connection is; raise ulimit -n",
     errno.ENFILE: "this machine has no file left to open, which a connection is",
-} | dict.fromkeys((errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN), ENDED)
-_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN)
+    errno.EADDRNOTAVAIL: "this machine has no address towards it, or no free port",
+}
+_WORDS |= dict.fromkeys((errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN), ENDED)
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_WORDS |= dict.fromkeys(_NO_WAY, "there is no way to it from here")
 
 
 class TooLarge(Exception):
@@ -53,11 +57,10 @@ def in_words(error: BaseException) -> str:
     found = _of_http(error) or _of_tls(error) or _of_name(error)
     if found:
         return found
-    number = _number(error)
-    if number in _NO_WAY:
-        return "there is no way to it from here"
-    if number in _WORDS:
-        return _WORDS[number]
+    numbers = _numbers(error)
+    if len(numbers) > 1 or numbers.keys() & _WORDS.keys():
+        words = dict.fromkeys(_WORDS.get(number) or os.strerror(number) for number in numbers)
+        return "; another address of it: ".join(words)
     if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
         return ENDED
     if isinstance(error, TimeoutError):
@@ -68,7 +71,7 @@ def in_words(error: BaseException) -> str:
 
 def nobody_listens(error: BaseException) -> bool:
     """Whether every address of the host refused the connection: whatever was there has ended."""
-    return _number(getattr(error, "os_error", error)) == errno.ECONNREFUSED
+    return _numbers(getattr(error, "os_error", error)).keys() == {errno.ECONNREFUSED}
 
 
 def _of_http(error: BaseException) -> str:
@@ -95,9 +98,7 @@ def _of_name(error: BaseException) -> str:
     return "its name cannot be looked up now" if later else "no host has that name"
 
 
-def _number(error: BaseException) -> int | None:
-    """The system's; where several addresses were tried, the one that all have."""
+def _numbers(error: BaseException) -> dict[int, None]:
+    """The system's, each once, in order; where several addresses were tried, those of all."""
     number = getattr(error, "errno", None)
-    if number is None and len(several := set(_NUMBER.findall(str(error)))) == 1:
-        return int(several.pop())
-    return number if isinstance(number, int) else None
+    return dict.fromkeys([number] if isinstance(number, int) else map(int, _NUMBER.findall(str(error))))
