@@ -84,6 +84,27 @@ async def test_a_client_that_leaves_frees_its_rid(open_front):
     assert (await post(http, "/generate", body(rid="a")))[0] == 200
 
 
+async def test_the_last_word_in_a_models_text_frees_no_rid(open_front):
+    _, http, engines = await open_front(1)
+    go_on = asyncio.Event()
+
+    async def answer(request, sent):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "data: [DONE]"}')  # cut by the network just there
+        await go_on.wait()
+        await response.write(b"\n\ndata: [DONE]\n\n")
+        return response
+
+    engines[0].answer = answer
+    async with http.post("/generate", json=body(rid="a", stream=True)) as first:
+        await first.content.readuntil(b"[DONE]")
+        await refused(http, "/generate", body(rid="a"))
+        go_on.set()
+        await first.read()
+    assert await post_raw(http, "/generate", body(rid="a")) == 200
+
+
 @pytest.mark.parametrize("cut", [0, 7])
 async def test_a_stream_that_has_said_its_last_word_frees_its_rid(open_front, cut):
     """The client has all that it wants, though its engine has not ended the body yet, wherever the network cuts it."""

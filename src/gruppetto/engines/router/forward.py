@@ -34,8 +34,9 @@ _FAILED = Outcome(ok=False)
 _REST_S = 1.0
 """That an engine is left alone after a refusal; where it says longer, no longer than the next."""
 _LONGEST_REST_S = 30.0
-_DONE = b"data: [DONE]"
-"""The last words of a stream; a client may send the next request with the same rid when it has them."""
+_DONE = b"\ndata: [DONE]"
+"""The last words of a stream, on a line of their own, which no text of a model is: JSON has no line ends in it. A client
+may send the next request with the same rid when it has them."""
 _TOLD_S = 5.0
 """For the last words of a stream."""
 
