@@ -54,12 +54,14 @@ async def test_a_prompt_that_does_not_fit_is_named_as_the_route_has_it(http, rou
 
 @pytest.mark.parametrize("route", ASKED)
 async def test_neutral_values_are_taken(http, route):
-    """All of them in one body, and null for each."""
+    """All of them in one body, the other spelling where there are two, and null for each."""
     neutral = {name: value[0] if isinstance(value, tuple) else value for name, value in NEUTRAL.items()}
+    others = {name: value[1] for name, value in NEUTRAL.items() if isinstance(value, tuple)}
+    assert others == {"service_tier": "default", "prompt_cache_retention": "in-memory", "function_call": "auto"}
     usual = {"n": 1, "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1.0}
     usual |= {"min_p": 0, "min_tokens": 0, "user": "me", "safety_identifier": "me", "stop": None}
     stream = {"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}}
-    for fields in (neutral, usual, stream, dict.fromkeys(neutral), dict.fromkeys(usual)):
+    for fields in (neutral, others, usual, stream, dict.fromkeys(neutral), dict.fromkeys(usual)):
         await ok(http, f"/v1/{route}", ASKED[route] | SHORT | fields)
 
 

@@ -58,7 +58,7 @@ NEUTRAL: dict[str, Any] = {
     "verbosity": "medium",
     "web_search_options": None,
     "prompt_cache_key": None,
-    "prompt_cache_retention": "in_memory",
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "functions": [],
     "function_call": ("none", "auto"),
     "response_format": {"type": "text"},
