@@ -47,6 +47,8 @@ def test_one_batch_size_does_not_tell_what_a_row_costs_but_an_evaluation_does():
     assert found.sim["decode_row_s"] == 0
     assert found.sim["decode_base_s"] == pytest.approx(0.01 + 8 * 0.002 + 0.001)
     assert "one batch size was seen" in found.words[0]
+    rows[1] |= {"eval/batch_steps": [[2, 40]]}
+    assert fit_prices(rows, CONFIG, [Start(0, 0)]) == found, "of no known seconds"
     rows[1] |= {"eval/batch_steps": [[2, 40]], "eval/batch_s": [[2, 40 * 0.014]]}
     assert fit_prices(rows, CONFIG, [Start(0, 0)]).sim["decode_row_s"] == pytest.approx(0.002)
 

@@ -87,11 +87,13 @@ def _decode(rows: Sequence[Row], config: Row) -> tuple[float, float, float] | No
     fit, sizes = RateFit(), list[tuple[int, int]]()
     for row, kind in product(rows, ("engine", "eval")):
         steps = {int(size): int(count) for size, count in row.get(f"{kind}/batch_steps") or ()}
-        sizes += list(steps.items())
         by_size = {int(size): float(s) for size, s in row.get(f"{kind}/batch_s") or ()}
+        if not by_size and kind == "eval":
+            continue  # nobody says how long its steps took
+        sizes += list(steps.items())
         for size, took in by_size.items():
             fit.add({size: steps.get(size, 0)}, took)
-        if not by_size and kind == "engine":
+        if not by_size:
             fit.add(steps, float(row.get("time/decode_s") or 0.0))
     engine = config.get("engine", {})
     rates = fit.rates(int(engine.get("slots", 1)), int(engine.get("count", 1)))
