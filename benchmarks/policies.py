@@ -7,7 +7,7 @@ For three sets of limits (k = 0 unbiased; k = 0 with masking or censoring up to 
 behind the best fixed choice that the limits allow, in trained tokens/s after four warm-up steps, lengths drifting by a
 factor of two over the run, over 200 steps. `auto` learns everything: lengths, engine prices, the trainer's.
 A result is a line of the file as soon as it is there; what is in the file is not run again. Virtual time throughout.
-Figures (regret.<family or random>.<limits>): mean, max, cases, over_waste (cases in which more than `max_waste` went
+Figures (regret.<family, random or large>.<limits>): mean, max, cases, over_waste (cases in which more than `max_waste` went
 untrained); what they are measured against is in the file. `--large`: families with 1,024 rollouts a step, over 60
 steps, where `auto` may ask about a smaller run (`gruppetto.auto.smaller`).
 """
@@ -273,7 +273,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def large_case(name: str) -> Case:
-    """A family with 1,024 rollouts a step: A, D and R as they are."""
+    """A family with 1,024 rollouts a step: A and D as they are, C with a quarter of its prompts and engines."""
     return replace(family_case(name, LARGE_SCALES[name], LARGE_STEPS), name=f"large-{name}")
 
 
@@ -301,6 +301,7 @@ def run_regret(args: argparse.Namespace) -> None:
 FAMILY_SCALES = {"A": 8, "R": 8, "D": 8, "B": 16, "C": 8, "E": 16}
 """So many times fewer prompts and engines than the study's, for the regrets."""
 LARGE_SCALES = {"A": 1, "D": 1, "C": 4}
+"""The same, for `--large`."""
 LARGE_STEPS = 60
 
 
