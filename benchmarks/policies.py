@@ -7,8 +7,8 @@ For three sets of limits (k = 0 unbiased; k = 0 with masking or censoring up to 
 behind the best fixed choice that the limits allow, in trained tokens/s after four warm-up steps, lengths drifting by a
 factor of two over the run, over 200 steps. `auto` learns everything: lengths, engine prices, the trainer's.
 A result is a line of the file as soon as it is there; what is in the file is not run again. Virtual time throughout.
-Figures (regret.<family, random or large>.<limits>): mean, max, cases, over_waste (cases in which more than `max_waste` went
-untrained); what they are measured against is in the file. `--large`: families with 1,024 rollouts a step, over 60
+Figures (regret.<family, random or large>.<limits>): mean, max, cases, over_waste (cases in which more than `max_waste`
+went untrained); what they are measured against is in the file. `--large`: families with 1,024 rollouts a step, over 60
 steps, where `auto` may ask about a smaller run (`gruppetto.auto.smaller`).
 """
 

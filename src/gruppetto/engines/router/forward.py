@@ -35,8 +35,8 @@ _REST_S = 1.0
 """That an engine is left alone after a refusal; where it says longer, no longer than the next."""
 _LONGEST_REST_S = 30.0
 _DONE = b"\ndata: [DONE]"
-"""The last words of a stream, on a line of their own, which no text of a model is: JSON has no line ends in it. A client
-may send the next request with the same rid when it has them."""
+"""The last words of a stream, on a line of their own, which no text of a model is: JSON has no line ends in it. Who has
+them may send the next request with the same rid."""
 _TOLD_S = 5.0
 """For the last words of a stream."""
 
