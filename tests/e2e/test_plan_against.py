@@ -269,6 +269,22 @@ def test_no_slot_of_the_embedded_engine_is_said_to_want_kv(capsys, train):
     assert "queue" in out
 
 
+def test_an_evaluation_is_no_part_of_the_step_that_is_compared(capsys, simulated):
+    folder = simulated("evaluated", 'scheduler.type="sync"')
+    before = against(capsys, "--against", folder)
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["engine_s/eval"] = row["engine_s/total"]
+        row["engine_s/total"] *= 2
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    after = against(capsys, "--against", folder)
+    holds_together(after)
+    assert after["stages"] == before["stages"]
+    (share,) = [loss["share"] for loss in after["losses"] if loss["name"] == "eval"]
+    assert share == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_busy_machine_is_told(capsys, train, share):
     _, folder = train('scheduler.type="sync"', "run.steps=3")

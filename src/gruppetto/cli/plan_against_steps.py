@@ -74,7 +74,7 @@ def _step(row: Mapping[str, Any], facts: Facts) -> MeasuredStep:
         "train": train,
         "publish": float(row["time/publish_s"]),
         "switch": switch,
-        "step": account["total"] / engines,
+        "step": (account["total"] - account.get("eval", 0.0)) / engines,  # of which nothing is forecast
     }
     return MeasuredStep(step=int(row["step"]), seconds=seconds, work=_work(row, facts), engine_s=account)
 
