@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 
 import pytest
 from aiohttp import web
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from gruppetto.clock import run_virtual
 from gruppetto.engines.base import EngineFinish
-from gruppetto.engines.http.account import Account
+from gruppetto.engines.http.account import Account, Told
 from gruppetto.engines.http.answers import result_of
 from gruppetto.engines.http.client import HttpClient, message_of
 from gruppetto.engines.http.errors import Lost, NoRoute, Refused, Unavailable
@@ -187,6 +188,28 @@ def test_a_server_that_tells_is_timed_before_anything_ends():
         return seen, account.steps, account.tokens
 
     assert run_virtual(main()) == (({2: 50}, {2: 5.0}, 0), 50, 100)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.sampled_from(["prefilled", "cached"])), max_size=30))
+def test_counters_go_on_where_a_server_is_started_anew(moves):
+    """All that it has counted counts, unless it has counted more before it is asked than ever before."""
+    account, server, ours = Account(slots=1), dict.fromkeys(("prefilled", "cached"), 0), Counter()
+    for anew, more, name in moves:
+        if anew and server[name] > more:
+            server[name] = 0
+        server[name] += more
+        ours[name] += more
+        account.count_on(Told(**server))
+        account.count_on(Told())
+        assert account.counted == ours
+
+
+async def test_what_an_engine_has_prefilled_does_not_fall_when_it_comes_back(open_scripted, connect):
+    engine = await connect(await open_scripted())
+    engine._heard(Told(prefilled=900, cached=100, preemptions=3))
+    engine._heard(Told(prefilled=50, cached=20, preemptions=1))
+    stats = engine.stats()
+    assert (stats.prefill_tokens_total, stats.cached_tokens_total, stats.preemptions_total) == (830, 120, 4)
 
 
 def test_a_metric_with_a_label_is_only_for_it():

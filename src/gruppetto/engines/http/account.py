@@ -4,11 +4,13 @@ A server does not say how many rows each decode step had. Seen from here are the
 of them decode) and, from the server's metrics or from the answers, tokens. Tokens made between two looks are spread
 over the time with requests in proportion to rows x seconds, one token a row and step. Where a server tells what it has
 decoded, steps are booked when it does, else when answers come. Prefill cannot be told apart: its seconds are in those
-of decoding. Promise: counters never fall, and their tokens are exactly those of the answers.
+of decoding. Promise: counters never fall, also where the server is started anew, and the tokens made are exactly those
+of the answers.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from gruppetto.clock import now
@@ -30,6 +32,10 @@ class Told:
     preemptions: int | None = None
 
 
+_COUNTERS = ("prefilled", "cached", "preemptions")
+"""Of a server, that are taken over as they are."""
+
+
 class Account:
     """One engine's account. `rows` is told whenever requests come or go."""
 
@@ -45,6 +51,9 @@ class Account:
         self.batch_s: dict[int, float] = {}
         self.batch_steps: dict[int, int] = {}
         self.tokens = 0
+        self.counted: Counter[str] = Counter()
+        """By the server, `_COUNTERS`, over all of its starts."""
+        self._told: dict[str, int] = {}
         self.paused_s = 0.0
         self._paused = False
 
@@ -65,6 +74,14 @@ class Account:
         self._ahead -= booked
         if tokens > booked or not tokens:
             self._book(tokens - booked)
+
+    def count_on(self, told: Told) -> None:
+        """Adds what the server has counted since it told last; one that has fallen begins at 0."""
+        for name in _COUNTERS:
+            if (value := getattr(told, name)) is not None:
+                before = self._told.get(name, 0)
+                self.counted[name] += value - before if value >= before else value
+                self._told[name] = value
 
     def heard(self, decoded: int | None) -> None:
         """What the server says that it has decoded since its start; it also decodes for others, and what it makes for

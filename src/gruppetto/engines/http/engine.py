@@ -343,12 +343,12 @@ class HttpEngine(HttpRequests):
             kv_capacity=facts.kv_capacity,
             decode_steps_total=account.steps,
             decode_tokens_total=account.tokens,
-            prefill_tokens_total=max(0, (told.prefilled or 0) - (told.cached or 0)),
+            prefill_tokens_total=max(0, account.counted["prefilled"] - account.counted["cached"]),
             decode_s_total=account.busy_s,
             batch_steps=dict(account.batch_steps),
             batch_s=dict(account.batch_s),
-            preemptions_total=told.preemptions or 0,
-            cached_tokens_total=told.cached or 0,
+            preemptions_total=account.counted["preemptions"],
+            cached_tokens_total=account.counted["cached"],
             paused_s=account.paused_s,
         )
 

@@ -170,6 +170,7 @@ class HttpRequests(Engine):
         return bool(self._calls.sent) and self._paused is None
 
     def _heard(self, told: Told) -> None:
+        self._account.count_on(told)
         self._account.heard(told.decoded)
 
     def _note_rows(self) -> None:
