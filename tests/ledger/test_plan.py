@@ -224,6 +224,20 @@ def test_of_many_splits_the_best_is_found_without_looking_at_each():
         assert min(placements._bound_s(name, count) for count in placements._promising(name)) == best_s
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "groups", "tools"),
+    [
+        ("Qwen3-8B", 64, 256, Tools.from_mean(5.0, turn_tokens=200, observation_tokens=100)),
+        ("Qwen3-30B-A3B", 16, 32, None),
+    ],
+)
+def test_of_sixteenths_the_best_is_found_where_bounds_rise_and_fall_again(model, gpus, groups, tools):
+    ask = asked(model=model_of(model), gpus=gpus, groups=groups, lengths=lengths_of(1500), tools=tools)
+    placements = Placements(ask)
+    steps = {count: placements._apart("disaggregated", count).step_s.value for count in placements.splits()}
+    assert steps[placements.best_split("disaggregated")] <= 1.01 * min(steps.values())
+
+
 def test_a_large_bound_on_staleness_is_planned():
     placed = Placements(asked(max_staleness=300)).place("async")
     assert 0 < placed.step_s.value < math.inf
