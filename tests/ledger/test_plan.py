@@ -224,15 +224,12 @@ def test_of_many_splits_the_best_is_found_without_looking_at_each():
         assert min(placements._bound_s(name, count) for count in placements._promising(name)) == best_s
 
 
-@pytest.mark.parametrize(
-    ("model", "gpus", "groups", "tools"),
-    [
-        ("Qwen3-8B", 64, 256, Tools.from_mean(5.0, turn_tokens=200, observation_tokens=100)),
-        ("Qwen3-30B-A3B", 16, 32, None),
-    ],
-)
-def test_of_sixteenths_the_best_is_found_where_bounds_rise_and_fall_again(model, gpus, groups, tools):
-    ask = asked(model=model_of(model), gpus=gpus, groups=groups, lengths=lengths_of(1500), tools=tools)
+@pytest.mark.parametrize("ask", [
+    asked(gpus=64, groups=256, lengths=lengths_of(1500),
+          tools=Tools.from_mean(5.0, turn_tokens=200, observation_tokens=100)),
+    asked(model=model_of("Qwen3-30B-A3B"), gpus=16, groups=32, lengths=lengths_of(1500)),
+])  # fmt: skip
+def test_of_sixteenths_the_best_is_found_where_bounds_rise_and_fall_again(ask):
     placements = Placements(ask)
     steps = {count: placements._apart("disaggregated", count).step_s.value for count in placements.splits()}
     assert steps[placements.best_split("disaggregated")] <= 1.01 * min(steps.values())
