@@ -323,7 +323,7 @@ def test_why_weights_went_whole_though_deltas_were_asked_for(run):
     assert found["publishes"]["says"] == [
         "1 of 4 updates of engines were deltas, 3 were whole.",
         "Whole 2 times: density (the delta has 62.0% of all bytes, the limit is 50%).",
-        "Whole 1 times: readmitted.",
+        "Whole once: readmitted.",
     ]
     assert "Weights to the engines\n  1 of 4 updates" in to_text(found)
     assert explain(run, step=1)["publishes"]["full"] == 1

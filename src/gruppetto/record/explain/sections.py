@@ -114,7 +114,8 @@ def publishes(events: Iterable[Event], steps: Collection[int]) -> dict[str, Any]
             f"{kinds['delta']:,} of {kinds.total():,} updates of engines were deltas, {kinds['full']:,} were whole."
         ]
     for word, times in whys.most_common():
-        says.append(f"Whole {times:,} times: {word}{f' ({newest[word]})' if newest[word] else ''}.")
+        often = "once" if times == 1 else f"{times:,} times"
+        says.append(f"Whole {often}: {word}{f' ({newest[word]})' if newest[word] else ''}.")
     return {"delta": kinds["delta"], "full": kinds["full"], "reasons": found, "says": says}
 
 
