@@ -51,7 +51,7 @@ class LengthLedger:
 
     def measure(self, work: StepWork) -> None:
         """Books how long decode steps took; by rows where the engine says so."""
-        for engine in (*work.engines, *work.evaluated):
+        for engine in work.timed:
             add_work(self.fit, engine)
 
     def rates(self, work: StepWork) -> Rates | None:

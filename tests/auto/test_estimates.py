@@ -3,14 +3,21 @@
 import pytest
 
 from gruppetto.auto.estimates import Estimates
+from gruppetto.length_ledger import LengthLedger
 from gruppetto.record.bounds import Rates
 from gruppetto.scheduler.entries import EngineSeat
 from gruppetto.scheduler.memory import LengthMemory
-from gruppetto.scheduler.meter import CAUSES, StepWork
+from gruppetto.scheduler.meter import CAUSES, EngineWork, StepWork
 from gruppetto.scheduler.pool import Pool
 from gruppetto.types import Segment, Task, TokenKind
 
 RATES = Rates(base_s=1.0, row_s=0.0, slots=4, engines=1)
+SECONDS = {"time/train_s": 1.0, "time/publish_s": 1.0, "time/step_s": 10.0}
+
+
+def work(engines=(), evaluated=()):
+    ticks = dict.fromkeys(CAUSES, 0)
+    return StepWork(engines=engines, ticks=ticks, wall_ticks=0, generate_ticks=0, evaluated=evaluated)
 
 
 def measured(memory):
@@ -18,8 +25,7 @@ def measured(memory):
         memory.estimator.add([40 + group, 100], [False, False])
     memory.close_step()
     estimates = Estimates()
-    seconds = {"time/train_s": 1.0, "time/publish_s": 1.0, "time/step_s": 10.0}
-    estimates.add(seconds, StepWork(engines=(), ticks=dict.fromkeys(CAUSES, 0), wall_ticks=0, generate_ticks=0), 100)
+    estimates.add(SECONDS, work(), 100)
     pool = Pool(batch_groups=8, group_size=2, engines=[EngineSeat("e0", 0, 4, 4)])
     return estimates.measured(memory, memory.estimator.belief(), pool, RATES, 3)
 
@@ -50,3 +56,20 @@ def test_kv_held_is_seen_where_rollouts_go_on_not_after_a_publish():
     again = LengthMemory(1_000, 8)
     again.turns.load_state(memory.turns.state())
     assert again.turns.held_share == memory.turns.held_share
+
+
+def decoded(rows, steps):
+    """At 2 s a step and half a second a row."""
+    return EngineWork(
+        engine="e0", slots=8, batch_steps={rows: steps}, queued_steps={}, decode_s=steps * (2.0 + 0.5 * rows),
+        prefill_s=0.0, prefill_tokens=0, batch_s={rows: steps * (2.0 + 0.5 * rows)},
+    )  # fmt: skip
+
+
+def test_an_evaluation_tells_what_a_row_costs_where_steps_have_one_batch_size():
+    done = work((decoded(8, 10),), (decoded(2, 10),))
+    estimates, ledger = Estimates(), LengthLedger()
+    estimates.add(SECONDS, done, 100)
+    ledger.measure(done)
+    for rates in (estimates.rates(8, 1), ledger.rates(done)):
+        assert (rates.base_s, rates.row_s) == (pytest.approx(2.0), pytest.approx(0.5))

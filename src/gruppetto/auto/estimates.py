@@ -65,7 +65,7 @@ class Estimates:
         """How fast the engines were in these steps."""
         fit = RateFit()
         for step in self._steps:
-            for engine in step.work.engines:
+            for engine in step.work.timed:
                 add_work(fit, engine)
         return fit.rates(slots, engines)
 

@@ -93,6 +93,11 @@ class StepWork:
     """What engines did in an evaluation: in none of the others."""
 
     @property
+    def timed(self) -> tuple[EngineWork, ...]:
+        """All that tells how fast engines are, evaluations too: their batches have other sizes."""
+        return (*self.engines, *self.evaluated)
+
+    @property
     def total_ticks(self) -> int:
         """Engines x wall."""
         return self.wall_ticks * len(self.engines)
