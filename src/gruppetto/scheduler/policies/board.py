@@ -1,7 +1,8 @@
 """The engines as one decision fills them: who has room, how much of each is taken, where a rollout is done sooner.
 
 Pure; `Placing` asks. Of many engines those that stand first are looked at (`PoolView.least_taken`), and what the
-decision has put there counts. Source: as `placing`.
+decision has put there counts; all of them, once a decision, where KV is counted, one is slow, or rollouts need their
+own version. Source: as `placing`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def taken_by(seat: EngineView, mean: float, *, expected: float = 0.0, kv: int = 
 
 
 class Board:
-    """The engines with room, as one decision fills them. Only those are looked at that may be taken."""
+    """The engines with room, as one decision fills them."""
 
     def __init__(self, rule: Placing, view: PoolView) -> None:
         self._rule, self._view = rule, view
