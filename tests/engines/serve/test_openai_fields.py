@@ -60,6 +60,7 @@ async def test_neutral_values_are_taken(http, route):
     assert others == {"service_tier": "default", "prompt_cache_retention": "in-memory", "function_call": "auto"}
     usual = {"n": 1, "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1.0}
     usual |= {"min_p": 0, "min_tokens": 0, "user": "me", "safety_identifier": "me", "stop": None}
+    usual |= {"metadata": {"job": "nightly"}, "prompt_cache_key": "p1"}
     stream = {"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}}
     for fields in (neutral, others, usual, stream, dict.fromkeys(neutral), dict.fromkeys(usual)):
         await ok(http, f"/v1/{route}", ASKED[route] | SHORT | fields)

@@ -14,14 +14,12 @@ class Absent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Each as JSON has it; `NEUTRAL` says what may be in it."""
 
     store: Any = None
-    metadata: Any = None
     service_tier: Any = None
     audio: Any = None
     modalities: Any = None
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     functions: Any = None
     function_call: Any = None
@@ -50,14 +48,12 @@ class Absent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 NEUTRAL: dict[str, Any] = {
     "store": False,
-    "metadata": {},
     "service_tier": ("auto", "default"),
     "audio": None,
     "modalities": ["text"],
     "prediction": None,
     "verbosity": "medium",
     "web_search_options": None,
-    "prompt_cache_key": None,
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "functions": [],
     "function_call": ("none", "auto"),

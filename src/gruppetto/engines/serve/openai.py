@@ -29,7 +29,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OpenAIBody(Absent, kw_only=True):
-    """Fields of both routes: OpenAI's own, then SGLang's and vLLM's additions."""
+    """Fields of both routes: OpenAI's own, then SGLang's and vLLM's additions. Tags of who asks and what for (`user`,
+    `safety_identifier`, `metadata`, `prompt_cache_key`) change no answer, and are taken."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -42,6 +43,8 @@ class OpenAIBody(Absent, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
