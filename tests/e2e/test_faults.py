@@ -130,7 +130,8 @@ def test_an_engine_thread_that_died_comes_back_and_no_token_is_lost(train, monke
     assert metrics_of(folder)[-1]["rollouts/trained"] == 4 * 12
     trained = [row["rollout"] for row in rollouts_of(folder) if row["fate"] == "trained"]
     assert len(trained) == len(set(trained))
-    assert all(row["schedule/decode_steps"] > 0 for row in metrics_of(folder))  # counters go on
+    steps = [count for row in metrics_of(folder) for _, count in row["engine/batch_steps"]]
+    assert min(steps) > 0  # counters go on
 
 
 @pytest.mark.parametrize("deterministic", ["true", "false"])
