@@ -137,7 +137,9 @@ class Board:
         """Nobody who needs more KV than this fits anywhere."""
         if self._room is None:
             seats = self._view.seats() if self._rule.count_kv else ()
-            self._room = self._rule.room(self._view, [seat for seat in seats if self._has_room(seat)])
+            if self._full or not self._slow_too:
+                seats = [seat for seat in seats if self._has_room(seat)]
+            self._room = self._rule.room(self._view, seats)
         return self._room
 
     def _has_room(self, seat: EngineView) -> bool:
