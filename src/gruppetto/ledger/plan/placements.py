@@ -26,8 +26,8 @@ from gruppetto.ledger.transfers.switch import Switch, switch
 from gruppetto.ledger.transfers.sync import Sync, sync
 
 MANY_SPLITS = 17
-"""Splits up to which each is looked at: sixteenths. Bounds do not always fall and rise only once, and of so few the next
-one may be far off."""
+"""Splits up to which each is looked at: sixteenths. Bounds do not always fall and rise only once, and of so few the
+next one may be far off."""
 TRIED = 2
 """Splits, the best by their bounds, whose expected step is made."""
 
