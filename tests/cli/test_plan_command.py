@@ -214,6 +214,18 @@ def test_cycles_are_collected_as_they_were_before(capsys, monkeypatch, looking):
         gc.enable()
 
 
+@pytest.mark.parametrize("own", [None, "8"])
+def test_the_matrix_library_starts_one_thread_unless_somebody_says_how_many(capsys, monkeypatch, own):
+    """Seen where numpy is imported; afterwards the environment is as it was."""
+    name, seen = "OPENBLAS_NUM_THREADS", []
+    monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(name, own)
+    monkeypatch.setattr("gruppetto.cli.plan_text.show", lambda found, why: seen.append(os.environ.get(name)))
+    planned(capsys, *SMALL)
+    assert [*seen, os.environ.get(name)] == [own or "1", own]
+
+
 def test_a_terminal_sees_the_steps(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with steps_shown("sync", tmp_path, 4):

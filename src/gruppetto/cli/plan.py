@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ EXAMPLE = (
     "--max-tokens 32k"
 )
 
+_THREADS = "OPENBLAS_NUM_THREADS"
 MANY_LAYOUTS = 256
 LONG = 1000
 """GPUs, and rollouts or turns of one, from which a plan takes longer than a second or two."""
@@ -155,7 +157,7 @@ def _output(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Its many small objects go by their counts: to look for cycles among them as they come takes a
     seventh of a plan's time, so nobody does."""
-    with _uncollected() as collecting:
+    with _one_thread(), _uncollected() as collecting:
         return _run(args, collecting)
 
 
@@ -174,6 +176,20 @@ def _uncollected() -> Iterator[Callable[[], None]]:
         gc.freeze()
         gc.unfreeze()
         again()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A numpy that is imported inside has no threads of its own: its matrix library else starts one a core, each of
+    which spins on for a while after a product, and the tables of a plan are small. Who set their number is heard."""
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_THREADS]
 
 
 def _run(args: argparse.Namespace, collecting: Callable[[], None]) -> int:
