@@ -30,6 +30,12 @@ class Line:
         del self.keys[place]
         return self.rows.pop(place)
 
+    def pop_only(self) -> Row:
+        """Takes the only one out, in order or not."""
+        self.keys.clear()
+        self.gone.clear()
+        return self.rows.pop()
+
     def at_most(self, context: int, first: int, past: int) -> int:
         """The first of these places, all with a context on the engine, with so many tokens or fewer; `past` if none."""
         return bisect_left(self.keys, -context - _HERE, first, past)

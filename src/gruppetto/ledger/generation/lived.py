@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _RAMP = 0.2
 """Of a run of batches, the share at either end in which the engine is not full yet, or no more."""
@@ -29,11 +29,11 @@ class Row:
     begin: int = 0
     order: int = 0
     reserved: int = 0
+    tokens: int = field(init=False)
+    """Model tokens of the whole rollout."""
 
-    @property
-    def tokens(self) -> int:
-        """Model tokens of the whole rollout."""
-        return sum(tokens for tokens, _ in self.turns)
+    def __post_init__(self) -> None:
+        self.tokens = sum([tokens for tokens, _ in self.turns])
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class _Engine:
     """Came back from a tool or a chunk, and have no place yet."""
     waiting: deque[Row] = field(default_factory=deque)
     """Sent, and not yet taken in by the engine."""
-    running: OrderedDict[int, Row] = field(default_factory=OrderedDict)
+    running: dict[int, Row] = field(default_factory=dict)
     idle: OrderedDict[Row, int] = field(default_factory=OrderedDict)
     """Contexts of those that do not run, in tokens."""
     away: list[tuple[float, int, Row]] = field(default_factory=list)
@@ -52,6 +52,8 @@ class _Engine:
     """Tokens that 97 % of all rollouts do not exceed."""
     changed: bool = True
     """Somebody came or left since admission by KV was tried."""
+    freed: bool = False
+    """Contexts of those that do not run have become less since then."""
     orders: int = 0
     missing: int = 0
     decode_s: float = 0.0
@@ -67,10 +69,10 @@ class _Engine:
     # -- who comes in -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        if self.by_kv:
-            self.send_by_kv()
-        else:
+        if not self.by_kv:
             self.send_by_slots()
+        elif self.changed:
+            self.send_by_kv()
         capacity, running = self.model.kv_capacity, self.running
         while self.waiting and len(running) < self.model.slots:
             row = self.waiting[0]
@@ -86,13 +88,13 @@ class _Engine:
 
     def send_by_kv(self) -> None:
         """Those whose context is still here first, and any of them that fits; then the others, none past another."""
-        if not self.changed:
-            return
-        self.changed = False
+        self.changed = self.freed = False
         room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
-        here = 0
-        back = self.back.rows
-        if room > 0 and back:
+        here, back = 0, self.back.rows
+        if room > 0 and len(back) == 1 and self.fits(back[0]):  # as they mostly come: no order to make
+            self.send(self.back.pop_only())
+            room -= 1
+        elif room > 0 and back:
             here = self.back.put_in_order(self.idle)
             room, here = self.send_here(room, here)
             while room > 0 and here < len(back) and self.fits(back[here]):
@@ -207,7 +209,7 @@ class _Engine:
         if self.gives_way(row):
             row.context, row.left = row.context - made, row.left + made
             return False
-        self.changed = True
+        self.changed = self.changed or self.freed  # of itself it takes more than before
         self.reserved, row.reserved = reserved, needed
         del self.running[row.order]
         self.orders += 1
@@ -253,7 +255,9 @@ class _Engine:
 
     def drop_idle(self, row: Row) -> int:
         held = self.idle.pop(row, 0)
-        self.idle_kv -= held
+        if held:
+            self.idle_kv -= held
+            self.freed = True
         return held
 
     def evict(self, more: int) -> None:
@@ -264,6 +268,7 @@ class _Engine:
             oldest = next(iter(self.idle))
             held = self.idle[oldest]
             cut = held if self.by_kv else min(held, over)
+            self.freed = True
             if cut == held:
                 del self.idle[oldest]
                 if self.by_kv:
@@ -306,19 +311,22 @@ class _Engine:
         self.missing = 0
 
     def decode(self) -> None:
-        rows, model = len(self.running), self.model
+        """Until a row ends, comes back or would find no KV."""
+        rows, kv, model = len(self.running), self.kv, self.model
         steps = self.ends_next() - self.steps
         if model.kv_capacity and rows > 1:
-            steps = max(1, min(steps, (model.kv_capacity - self.kv) // rows))
-        if self.away and rows < model.slots:
-            steps = min(steps, model.steps_in(rows, self.kv, self.away[0][0] - self.now) + 1)
-        seconds = model.steps_s(rows, self.kv, steps)
+            steps = max(1, min(steps, (model.kv_capacity - kv) // rows))
+        seconds = model.steps_s(rows, kv, steps)
+        if self.away and rows < model.slots and (gap := self.away[0][0] - self.now) < seconds:
+            steps = min(steps, model.steps_in(rows, kv, gap) + 1)
+            seconds = model.steps_s(rows, kv, steps)
+        made = steps * rows
         self.now += seconds
         self.decode_s += seconds
-        self.row_steps += rows * steps
+        self.row_steps += made
         self.steps += steps
-        self.kv += rows * steps
-        self.mark(steps * rows / (rows + len(self.waiting) + len(self.back.rows)), steps)
+        self.kv += made
+        self.mark(made / (rows + len(self.waiting) + len(self.back.rows)), steps)
         self.end_rows()
 
     def ends_next(self) -> int:
@@ -327,17 +335,19 @@ class _Engine:
         return self.ends[0][0]
 
     def end_rows(self) -> None:
-        while self.ends and (self.ends[0][0] <= self.steps or self.ends[0][1] not in self.running):
-            _, order, row = heappop(self.ends)
-            if order in self.running:
+        ends, running = self.ends, self.running
+        while ends and (ends[0][0] <= self.steps or ends[0][1] not in running):
+            _, order, row = heappop(ends)
+            if order in running:
                 self.leave(row)
 
     def mark(self, progress: float, ran: float) -> None:
+        times, made, running = self.marks
         self.progress += progress
         self.ran += ran
-        self.marks[2].append(self.ran)
-        self.marks[0].append(self.now)
-        self.marks[1].append(self.progress)
+        times.append(self.now)
+        made.append(self.progress)
+        running.append(self.ran)
 
 
 def live_through(
