@@ -13,6 +13,7 @@ latest of E engines its E-th power. What comes on top of engines that all carry 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gruppetto.ledger.generation.sizes import Engines, Rollouts
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 _LEVELS = 40
 _CELLS = 2048
 _ENGINES = 16
+_KEPT = 16
+"""Spreads that are kept: placements have engines and their shares in common."""
 
 
+@lru_cache(maxsize=_KEPT)
 def spread_s(rollouts: Rollouts, engines: Engines, rows: int) -> float:
     """Seconds by which the latest of the engines, with `rows` rollouts each, is later than with the mean load."""
     import numpy as np
@@ -94,12 +98,22 @@ def _below_by_level(
     import numpy as np
 
     cell = np.minimum((own / width * _CELLS).astype(int), _CELLS - 1)
-    drawn = np.zeros((len(edges), _CELLS))
-    for i, at in enumerate(edges):
-        np.add.at(drawn[i], cell[: at + 1], share[: at + 1])
-    waves = np.fft.rfft(drawn, 2 * _CELLS, axis=1)
-    found = np.fft.irfft(waves**rows, axis=1)[:, :_CELLS]
-    return np.cumsum(found, axis=1)
+    found = np.empty((len(edges), _CELLS))
+    for i, at in enumerate(edges):  # one at a time: all of them together would not stay in the processor's cache
+        drawn = np.bincount(cell[: at + 1], share[: at + 1], _CELLS)
+        summed = np.fft.irfft(_power(np.fft.rfft(drawn, 2 * _CELLS), rows))
+        np.cumsum(summed[:_CELLS], out=found[i])
+    return found
+
+
+def _power(waves: NDArray[Any], times: int) -> NDArray[Any]:
+    """`waves` to a whole power, by squaring: complex powers go through logarithms."""
+    found = waves
+    for bit in f"{times:b}"[1:]:
+        found = found * found
+        if bit == "1":
+            found *= waves
+    return found
 
 
 def shifts_s(rollouts: Rollouts, engines: Engines, rows: int, sticky: float, loaded_s: float) -> list[float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from gruppetto.ledger.figure import Figure
@@ -138,6 +139,7 @@ def unit(shares: Shares, layout: TrainLayout) -> float:
     return max(layer, shares.embeddings(layout.tp, True, False), shares.embeddings(layout.tp, False, True))
 
 
+@lru_cache(maxsize=8)
 def layer_width(shares: Shares) -> float:
     """Elements that one token leaves in one layer for the backward pass.
 
@@ -176,7 +178,7 @@ def logit_bytes(shares: Shares, layout: TrainLayout, work: TrainWork, stage: Sta
 
 def groups(layout: TrainLayout) -> int:
     """Kinds of process groups with more than one rank."""
-    return sum(size > 1 for size in (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp))
+    return (layout.tp > 1) + (layout.pp > 1) + (layout.cp > 1) + (layout.ep > 1) + (layout.dp > 1)
 
 
 def stage_bytes(
@@ -202,8 +204,10 @@ def stage_bytes(
 
 def _gathers(shares: Shares, layout: TrainLayout) -> bool:
     """Whether a rank keeps less than it computes with."""
+    if layout.shard != "full":
+        return False
     by_dense, by_expert = divisors(layout)
-    return layout.shard == "full" and (by_dense > 1 or (shares.experts > 0 and by_expert > 1))
+    return by_dense > 1 or (shares.experts > 0 and by_expert > 1)
 
 
 def _gathered(shares: Shares, layout: TrainLayout, precision: Precision) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.shares import Shares
@@ -19,6 +20,7 @@ def said(sentence: Sentence) -> str:
     return sentence if isinstance(sentence, str) else sentence()
 
 
+@lru_cache(maxsize=1024)
 def degrees(gpus: int, most: int) -> tuple[int, ...]:
     """Sizes to try for one dimension: powers of two, and what divides the GPUs, up to `most`."""
     powers = {1 << power for power in range(max(1, most).bit_length()) if 1 << power <= most}

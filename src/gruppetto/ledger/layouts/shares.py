@@ -78,10 +78,7 @@ class Shares:
     @property
     def active(self) -> float:
         """What one token computes with: all but the embedding and the experts it does not visit."""
-        experts = self.blocks["expert"].elements
-        visited = experts * self.top_k / self.experts if self.experts else 0.0
-        embedding = 0.0 if self.tied else self.embedding
-        return self.total - embedding - experts + visited
+        return _active(self)
 
     def part(self, some: int, tp: int, kind: str) -> float:
         """What one of `tp` ranks holds of a kind in `some` layers. Experts are not divided over tp."""
@@ -110,6 +107,13 @@ class Shares:
         """Embedding and head on one rank of a stage. A stage that is first and last holds a tied matrix once."""
         head = self.head or (0 if first else self.embedding)
         return self.rows(tp) * ((self.embedding if first else 0) + (head if last else 0))
+
+
+@lru_cache(maxsize=64)
+def _active(shares: Shares) -> float:
+    experts = shares.blocks["expert"].elements
+    visited = experts * shares.top_k / shares.experts if shares.experts else 0.0
+    return shares.total - (0.0 if shares.tied else shares.embedding) - experts + visited
 
 
 @lru_cache(maxsize=4096)

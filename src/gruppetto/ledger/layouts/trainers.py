@@ -9,7 +9,16 @@ from functools import lru_cache, partial
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
 from gruppetto.ledger.layouts.layout import TrainLayout
-from gruppetto.ledger.layouts.memory import OVERHEADS, Overheads, TrainWork, divisors, host_bytes, train_bytes
+from gruppetto.ledger.layouts.memory import (
+    OVERHEADS,
+    Overheads,
+    TrainWork,
+    activation_bytes,
+    groups,
+    held,
+    host_bytes,
+    train_bytes,
+)
 from gruppetto.ledger.layouts.rules import Objection, degrees, train_objection
 from gruppetto.ledger.layouts.shares import Shares, shares_of
 from gruppetto.ledger.layouts.traffic import Links, compute_s, train_score
@@ -95,40 +104,61 @@ class Trainer:
         return "host memory", f"{show_size(away)} of optimizer state do not fit {HOST_USABLE:.0%} of a node's {memory}"
 
     def _likely(self, gpus: int, offload: bool) -> Iterator[TrainLayout]:
-        """Of `_tries` those that ranks can be laid out in, and whose first stage holds weights, gradients and optimizer
-        of its layers: what most are out by, and quickly counted."""
+        """Of `_tries` those that ranks can be laid out in, and whose first stage fits without what is gathered and
+        logits: what most are out by, and quickly counted."""
         bytes_of = self.work.precision
         both, optimizer = bytes_of.weights + bytes_of.gradients, 0.0 if offload else bytes_of.optimizer
-        room = self.capacity * (1 + 1e-9)
-        for layout in self._tries(gpus, offload, laid=True):
-            layers, (by_dense, by_expert) = self.shares.layers // layout.pp, divisors(layout)
-            dense, expert = self.shares.dense(layers, layout.tp), self.shares.expert(layers, layout.ep)
-            spread = dense / by_dense + expert / by_expert
-            held = spread if layout.shard == "full" else dense + expert
-            if both * held + optimizer * spread <= room:
-                yield layout
+        eps = self._eps(gpus)
+        for tp, pp, cp, dp in self._cuts(gpus):
+            plain = TrainLayout(tp=tp, pp=pp, cp=cp, dp=dp)
+            if plain.gpus != gpus or self._objection(plain, gpus):
+                continue
+            layers, ranks = self.shares.layers // pp, cp * dp
+            dense, room = held(self.shares, plain, (0, layers))[0], self._room(plain, layers)
+            for ep in eps:
+                if tp * ranks % ep:
+                    continue
+                expert = self.shares.expert(layers, ep)
+                spread = dense / ranks + expert * ep / (tp * ranks)
+                if both * (dense + expert) + optimizer * spread <= room:
+                    yield TrainLayout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, shard="optimizer", offload=offload)
+                if pp == 1 and (both + optimizer) * spread <= room:
+                    yield TrainLayout(tp=tp, cp=cp, ep=ep, dp=dp, shard="full", offload=offload)
 
-    def _tries(self, gpus: int, offload: bool, laid: bool = False) -> Iterator[TrainLayout]:
-        """TP to twice a node (at most 32), PP to sizes beyond the layers, CP while a rank keeps 1,024 tokens. `laid`:
-        without those that ranks cannot be laid out in, whatever their experts."""
+    def _room(self, layout: TrainLayout, layers: int) -> float:
+        """Bytes that the first stage, of so many layers, has for weights, gradients and optimizer at most."""
+        activations = activation_bytes(self.shares, layout, self.work, (0, layers))
+        taken = activations + self.over.context + self.over.communication * groups(layout)
+        return self.capacity * (1 + 1e-9) - taken
+
+    def _tries(self, gpus: int, offload: bool) -> Iterator[TrainLayout]:
+        """All of `_cuts`, with experts over more and more ranks."""
+        eps = self._eps(gpus)
+        for tp, pp, cp, dp in self._cuts(gpus):
+            for ep in eps if tp * pp * cp * dp == gpus else (1,):
+                yield TrainLayout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, shard="optimizer", offload=offload)
+                if pp == 1:
+                    yield TrainLayout(tp=tp, cp=cp, ep=ep, dp=dp, shard="full", offload=offload)
+
+    def _cuts(self, gpus: int) -> Iterator[tuple[int, int, int, int]]:
+        """TP to twice a node (at most 32), PP to sizes beyond the layers, CP while a rank keeps 1,024 tokens, and DP
+        over what is left."""
         shares = self.shares
         tps = degrees(gpus, min(gpus, 2 * self.links.gpus_per_node, shares.heads, MOST_TP))
         pps = [size for size in degrees(gpus, min(gpus, 2 * shares.layers)) if size <= 64 or size > shares.layers]
         cps = [size for size in degrees(gpus, min(gpus, 32, max(1, self.work.micro_batch // 1024))) if _power(size)]
-        eps = degrees(gpus, min(gpus, shares.experts)) if shares.experts else (1,)
-        eps = tuple(size for size in eps if _power(size) or shares.experts % size == 0)
         for tp in tps:
             for pp in pps:
                 for cp in cps:
                     if tp * pp * cp > gpus:
                         break
-                    dp = gpus // (tp * pp * cp)
-                    if laid and self._objection(TrainLayout(tp=tp, pp=pp, cp=cp, dp=dp), gpus):
-                        continue
-                    for ep in eps if gpus % (tp * pp * cp) == 0 else (1,):
-                        yield TrainLayout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, shard="optimizer", offload=offload)
-                        if pp == 1:
-                            yield TrainLayout(tp=tp, cp=cp, ep=ep, dp=dp, shard="full", offload=offload)
+                    yield tp, pp, cp, gpus // (tp * pp * cp)
+
+    def _eps(self, gpus: int) -> tuple[int, ...]:
+        experts = self.shares.experts
+        if not experts:
+            return (1,)
+        return tuple(size for size in degrees(gpus, min(gpus, experts)) if _power(size) or experts % size == 0)
 
 
 @lru_cache(maxsize=8)
