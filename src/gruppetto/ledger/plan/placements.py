@@ -11,7 +11,9 @@ step. The ceiling is the same where nothing has a tail and nobody waits but for 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -287,7 +289,7 @@ class Placements:
         """The split with the shortest step: bounds rank all, expectations decide between the best of them."""
         if self.ask.split is not None:
             return self.ask.split[0]
-        ranked = sorted(self._promising(name), key=lambda count: self._bound_s(name, count))
+        ranked = self._best(name, self._promising(name), TRIED)
         if not ranked:
             self.place_or_say(name)
         kind = "async" if name == "elastic" and self.ask.max_staleness else name
@@ -300,18 +302,34 @@ class Placements:
                 found = count
         return found
 
-    def _promising(self, name: str) -> list[int]:
+    def _promising(self, name: str) -> Iterable[int]:
         """Of few splits all; of many every fourth, and what lies between the best of them and its neighbours: the bound
         falls to one side's limit and rises from there, and each split costs a search of layouts."""
         gpus, unit = self.ask.gpus, self._unit()
+        all_of_them = range(unit, gpus, unit)
         if gpus // unit <= MANY_SPLITS:
-            return self.splits()
-        coarse = [count for count in range(4 * unit, gpus, 4 * unit) if self.fits(count)]
-        if not coarse:
-            return self.splits()
-        best = min(coarse, key=lambda count: self._bound_s(name, count))
-        near = range(max(unit, best - 3 * unit), min(gpus, best + 4 * unit), unit)
-        return sorted({*coarse, *(count for count in near if self.fits(count))})
+            return all_of_them
+        coarse = range(4 * unit, gpus, 4 * unit)
+        for best in self._best(name, coarse, 1):
+            return {*coarse, *range(max(unit, best - 3 * unit), min(gpus, best + 4 * unit), unit)}
+        return all_of_them
+
+    def _best(self, name: str, counts: Iterable[int], most: int) -> list[int]:
+        """Of `counts` those with the lowest bounds, best first, at most so many, where both sides have a layout. Each
+        is looked at more closely only while it may be among them: to lay out a side takes a search."""
+        looks = (self._computing_s, self._engines_s, self._bound_s)
+        left, found = [(0.0, count, 0) for count in counts], list[int]()
+        heapify(left)
+        while left and len(found) < most:
+            _, count, looked = heappop(left)
+            if looked == len(looks):
+                found.append(count)
+                continue
+            try:
+                heappush(left, (looks[looked](name, count), count, looked + 1))
+            except UserError:
+                continue
+        return found
 
     def place_or_say(self, name: str) -> None:
         """Raises the `UserError` that says why no split fits."""
@@ -328,15 +346,25 @@ class Placements:
 
     def _bound_s(self, name: str, rollout_gpus: int) -> float:
         """Work of each side, and what the longest rollout of a batch, among the others, leaves of k + 1 steps."""
-        rollout, trainer = self.sides.rollout(rollout_gpus), self.sides.trainer(self.ask.gpus - rollout_gpus)
+        return self._both_s(name, rollout_gpus, self.sides.trainer(self.ask.gpus - rollout_gpus).seconds)
+
+    def _engines_s(self, name: str, rollout_gpus: int) -> float:
+        """The same for any layout of the trainer."""
+        return self._both_s(name, rollout_gpus, self.sides.trainers.least_s(self.ask.gpus - rollout_gpus))
+
+    def _computing_s(self, name: str, rollout_gpus: int) -> float:
+        """The same for any layouts."""
+        least_s = self.sides.trainers.least_s(self.ask.gpus - rollout_gpus)
+        return least_s / 2 if name == "disaggregated" else least_s
+
+    def _both_s(self, name: str, rollout_gpus: int, train_s: float) -> float:
         kind = name if self.ask.max_staleness else "disaggregated"
-        depth = self.schedule(kind).depth
-        engines = self.sides.engines(rollout)
-        work_s = ideal(self.ask.rollouts, engines, depth).value
+        engines = self.sides.engines(self.sides.rollout(rollout_gpus))
+        work_s = ideal(self.ask.rollouts, engines, self.schedule(kind).depth).value
         longest_s = together_s(self.ask.rollouts, engines)
         if name == "disaggregated":
-            return max(work_s, longest_s) + trainer.seconds / 2
-        return max(work_s, trainer.seconds, longest_s / (self.ask.max_staleness + 1))
+            return max(work_s, longest_s) + train_s / 2
+        return max(work_s, train_s, longest_s / (self.ask.max_staleness + 1))
 
 
 def _guests(trainer: TrainerSide) -> list[tuple[str, float, float]]:

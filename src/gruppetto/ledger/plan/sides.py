@@ -55,6 +55,7 @@ class Sides:
         self.trainers = Trainers(ask)
         self._rollout: dict[tuple[int, bool], RolloutSide] = {}
         self._trainer: dict[tuple[int, float], TrainerSide] = {}
+        self._searches: dict[tuple[int, ServeWork, ServeOverheads], Search[ServeLayout]] = {}
 
     @cached_property
     def mean_context(self) -> float:
@@ -145,23 +146,30 @@ class Sides:
 
     def _serve_search(self, gpus: int, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
         """Over the GPUs there are, or as many below as divide evenly."""
-        ask, work, first = self.ask, self._serve_work(gpus), None
+        work, first = self._serve_work(gpus), None
         for count in usable(gpus):
-            search = serve_layouts(
+            search = self._searched(count, work, kv_bytes, over)
+            if search.candidates:
+                return search
+            first = first or search
+        assert first is not None
+        return first
+
+    def _searched(self, gpus: int, work: ServeWork, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
+        """Made once: numbers of GPUs that do not divide fall back to the same ones below."""
+        ask, key = self.ask, (gpus, work, over)
+        if key not in self._searches:
+            self._searches[key] = serve_layouts(
                 ask.model,
                 ask.gpu,
-                count,
+                gpus,
                 work,
                 dtype=ask.serve_dtype,
                 kv_bytes=kv_bytes,
                 over=over,
                 efficiency=ask.efficiency,
             )
-            if search.candidates:
-                return search
-            first = first or search
-        assert first is not None
-        return first
+        return self._searches[key]
 
     def _check_kv(self, layout: ServeLayout, prices: EngineModel) -> None:
         if prices.kv_capacity < self.ask.context:

@@ -109,6 +109,10 @@ class Trainers:
             sequences=ask.rollouts.count,
         )
 
+    def least_s(self, gpus: int) -> float:
+        """What `seconds` of a side on `gpus` GPUs are at least, whatever its layout."""
+        return sum(stage.gpu_s.value for stage in self.beside) / gpus
+
     def make(self, gpus: int, reserved: float) -> TrainerSide:
         """On `gpus` GPUs, of each of which `reserved` bytes are taken. Raises `UserError` where none fits."""
         if not seats(self.ask, gpus):
