@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +93,8 @@ def workload_of(args: argparse.Namespace) -> Given:
         return _drawn(PUBLISHED[name].workload, name, args)
     if name and _exists(name):
         return _recorded(name, args)
+    from difflib import get_close_matches
+
     known = [*KINDS, *FAMILIES, *PUBLISHED]
     near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
     raise UserError(
@@ -290,6 +291,8 @@ def _placements(text: str | None, max_staleness: int) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",")) if text else PLACEMENTS[:3]
     for name in names:
         if name not in PLACEMENTS:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, PLACEMENTS, n=1, cutoff=0.0)[0]
             raise UserError(f"--compare {name}: no such placement; write {near}, or any of {', '.join(PLACEMENTS)}")
     return names if text or max_staleness else tuple(name for name in names if name != "async")

@@ -11,9 +11,15 @@ Source: Graham's bounds for list schedules, with rates that depend on the batch.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation.sizes import Engines, Rollouts
 from gruppetto.ledger.generation.tail import Tail
+
+_KEPT = 16
+"""Bounds that are kept: placements have engines in common."""
 
 
 def most_rows(rollouts: Rollouts, engines: Engines, batches: float = 1.0) -> float:
@@ -51,7 +57,7 @@ def ideal(rollouts: Rollouts, engines: Engines, batches: float = 1.0) -> Figure:
 def critical(rollouts: Rollouts, engines: Engines) -> Figure:
     """Expected seconds of the slowest rollout with an engine to itself."""
     longest = rollouts.lengths.longest(rollouts.groups, rollouts.group_size)
-    seconds = Tail(rollouts, engines.model).last_s
+    seconds = _alone_s(rollouts, engines.model)
     tools = "" if rollouts.tools is None else f" and {rollouts.tools.calls(longest):,} tool calls, or one that hangs"
     formula = (
         f"E[longest of {rollouts.groups:,} x {rollouts.group_size}] = {longest:,.0f} tokens at batch 1{tools}; "
@@ -60,6 +66,12 @@ def critical(rollouts: Rollouts, engines: Engines) -> Figure:
     return Figure(seconds, "s", formula)
 
 
+@lru_cache(maxsize=_KEPT)
+def _alone_s(rollouts: Rollouts, model: EngineModel) -> float:
+    return Tail(rollouts, model).last_s
+
+
+@lru_cache(maxsize=_KEPT)
 def staircase(rollouts: Rollouts, engines: Engines) -> Figure:
     """max over k of S_k / G(k)."""
     import numpy as np

@@ -197,10 +197,9 @@ def _left_s(
     if schedule.colocated:
         idle = tail.idle(share_of(rollouts, engines))
         free = np.where(idle >= 0.5, idle, 0.0)
-    done = np.zeros(len(times))
-    for i in range(1, len(times)):
-        could = done[i - 1] + free[i] * (times[i] - times[i - 1])
-        done[i] = min(could, max(ready[i], done[i - 1]))
+    done = [0.0]
+    for could, there in zip((free[1:] * np.diff(times)).tolist(), ready[1:].tolist(), strict=True):
+        done.append(min(done[-1] + could, max(there, done[-1])))
     ends = np.diff(tail.all_ended, prepend=0.0)
     return max(0.0, train_s - float(ends @ done) / max(float(ends.sum()), 1e-12))
 

@@ -65,6 +65,14 @@ class _Engine:
     progress: float = 0.0
     ran: float = 0.0
     marks: tuple[list[float], list[float], list[float]] = field(default_factory=lambda: ([0.0], [0.0], [0.0]))
+    capacity: int = field(init=False)
+    slots: int = field(init=False)
+    ahead: int = field(init=False)
+    """Tokens that are kept free for a row beyond its context."""
+
+    def __post_init__(self) -> None:
+        self.capacity, self.slots = self.model.kv_capacity, self.model.slots
+        self.ahead = min(CHUNK, self.max_left)
 
     # -- who comes in -------------------------------------------------------------------------------------------------
 
@@ -73,15 +81,14 @@ class _Engine:
             self.send_by_slots()
         elif self.changed:
             self.send_by_kv()
-        capacity, running = self.model.kv_capacity, self.running
-        while self.waiting and len(running) < self.model.slots:
-            row = self.waiting[0]
-            if capacity and running and self.kv + len(running) + row.context + 1 > capacity and not self.by_kv:
+        capacity, running, waiting = self.capacity, self.running, self.waiting
+        while waiting and len(running) < self.slots:
+            if not self.by_kv and capacity and running and self.kv + len(running) + waiting[0].context >= capacity:
                 return
-            self.take_in(self.waiting.popleft())
+            self.take_in(waiting.popleft())
 
     def send_by_slots(self) -> None:
-        room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
+        room = min(self.slots, self.live) - len(self.running) - len(self.waiting)
         while room > 0 and (self.back.rows or self.new):
             self.waiting.append(self.back.rows.pop(0) if self.back.rows else self.first())
             room -= 1
@@ -89,7 +96,7 @@ class _Engine:
     def send_by_kv(self) -> None:
         """Those whose context is still here first, and any of them that fits; then the others, none past another."""
         self.changed = self.freed = False
-        room = min(self.model.slots, self.live) - len(self.running) - len(self.waiting)
+        room = min(self.slots, self.live) - len(self.running) - len(self.waiting)
         here, back = 0, self.back.rows
         if room > 0 and len(back) == 1 and self.fits(back[0]):  # as they mostly come: no order to make
             self.send(self.back.pop_only())
@@ -110,8 +117,8 @@ class _Engine:
     def send_here(self, room: int, here: int) -> tuple[int, int]:
         """Of the first `here` in `back`, whose contexts are on the engine, those that fit; the largest is asked first.
         Returns what is left of both."""
-        capacity, at = self.model.kv_capacity, 0
-        ahead = min(CHUNK, self.max_left)
+        capacity, at = self.capacity, 0
+        ahead = self.ahead
         while room > 0:
             if capacity and (self.running or self.waiting):
                 at = self.back.at_most(capacity - self.reserved - ahead, at, here)
@@ -132,10 +139,10 @@ class _Engine:
         return row
 
     def needs(self, row: Row) -> int:
-        return row.context + min(CHUNK, self.max_left)
+        return row.context + self.ahead
 
     def fits(self, row: Row) -> bool:
-        capacity = self.model.kv_capacity
+        capacity = self.capacity
         if not capacity or not (self.running or self.waiting):
             return True
         needed = self.reserved + self.needs(row)
@@ -198,23 +205,24 @@ class _Engine:
         is what most ends of a chunk come to. False: nothing was done."""
         if not self.by_kv:
             return False
-        capacity, made = self.model.kv_capacity, self.steps - row.begin
-        needed = row.context + made + min(CHUNK, self.max_left)
+        capacity, running, made = self.capacity, self.running, self.steps - row.begin
+        needed = row.context + made + self.ahead
         reserved = self.reserved - row.reserved + needed
         if capacity:
-            alone = len(self.running) == 1 and not self.waiting
-            if self.idle_kv + self.kv + len(self.running) > capacity or (reserved > capacity and not alone):
+            if self.idle_kv + self.kv + len(running) > capacity:
+                return False
+            if reserved > capacity and (len(running) > 1 or self.waiting):
                 return False
         row.context, row.left = row.context + made, row.left - made
-        if self.gives_way(row):
+        if row.likely is not None and self.gives_way(row):
             row.context, row.left = row.context - made, row.left + made
             return False
         self.changed = self.changed or self.freed  # of itself it takes more than before
         self.reserved, row.reserved = reserved, needed
-        del self.running[row.order]
+        del running[row.order]
         self.orders += 1
         row.order, row.begin = self.orders, self.steps
-        self.running[self.orders] = row
+        running[self.orders] = row
         heappush(self.ends, (self.steps + min(row.left, CHUNK), self.orders, row))
         return True
 
@@ -241,7 +249,7 @@ class _Engine:
         return max(total - made, made / 2)
 
     def preempt(self) -> None:
-        capacity = self.model.kv_capacity
+        capacity = self.capacity
         while len(self.running) > 1 and self.kv + len(self.running) > capacity:
             row = self.running[next(reversed(self.running))]
             self.take_off(row)
@@ -262,7 +270,7 @@ class _Engine:
 
     def evict(self, more: int) -> None:
         """The context left longest ago gives way, down to the tokens that are wanted."""
-        capacity = self.model.kv_capacity
+        capacity = self.capacity
         over = self.idle_kv + self.kv + more - capacity
         while capacity and over > 0 and self.idle:
             oldest = next(iter(self.idle))
@@ -283,7 +291,7 @@ class _Engine:
     def run(self) -> None:
         while self.new or self.back.rows or self.waiting or self.running or self.away:
             self.come_back()
-            if self.model.kv_capacity and self.kv + len(self.running) > self.model.kv_capacity:
+            if self.capacity and self.kv + len(self.running) > self.capacity:
                 self.preempt()
             self.admit()
             if self.running:
@@ -314,10 +322,10 @@ class _Engine:
         """Until a row ends, comes back or would find no KV."""
         rows, kv, model = len(self.running), self.kv, self.model
         steps = self.ends_next() - self.steps
-        if model.kv_capacity and rows > 1:
-            steps = max(1, min(steps, (model.kv_capacity - kv) // rows))
+        if self.capacity and rows > 1:
+            steps = max(1, min(steps, (self.capacity - kv) // rows))
         seconds = model.steps_s(rows, kv, steps)
-        if self.away and rows < model.slots and (gap := self.away[0][0] - self.now) < seconds:
+        if self.away and rows < self.slots and (gap := self.away[0][0] - self.now) < seconds:
             steps = min(steps, model.steps_in(rows, kv, gap) + 1)
             seconds = model.steps_s(rows, kv, steps)
         made = steps * rows

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _NORMAL = NormalDist()
 _END = 9.0
+_LEAST = 1e-15
 _POINTS = 4501
 
 
@@ -45,7 +46,9 @@ def below(z: float) -> float:
 
 def quantile(share: float) -> float:
     """z with P(Z < z) = share; the ends are drawn in to where a float still tells them from 0 and 1."""
-    return _NORMAL.inv_cdf(min(max(share, 1e-15), 1 - 1e-15))
+    if _LEAST < share < 1 - _LEAST:
+        return _NORMAL.inv_cdf(share)
+    return _NORMAL.inv_cdf(min(max(share, _LEAST), 1 - _LEAST))
 
 
 def cut_mean(mu: float, sigma: float, cap: float) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 from gruppetto.errors import UserError
@@ -141,6 +140,8 @@ class Efficiency:
         known = {f.name for f in fields(self)} - {"name", "origin", "own"}
         for key in changed:
             if key not in known:
+                from difflib import get_close_matches
+
                 near = get_close_matches(key, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(sorted(known))}"
                 raise UserError(f"efficiency {key!r} is not known; {hint}")
@@ -334,6 +335,8 @@ def efficiency_of(name: str) -> Efficiency:
     """A named set. Raises `UserError` with the nearest name."""
     if name in SETS:
         return SETS[name]
+    from difflib import get_close_matches
+
     near = get_close_matches(name, SETS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(SETS)}"
     raise UserError(f"efficiency = {name!r}: no such set; {hint}")

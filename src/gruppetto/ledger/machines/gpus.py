@@ -7,7 +7,6 @@ known one; a file with a missing or absurd figure is refused with what would do.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +157,8 @@ def gpu_of(name: str) -> GPU:
     found = _by_key(_key(name))
     if found is not None:
         return found
+    from difflib import get_close_matches
+
     near = get_close_matches(_key(name), [_key(known) for known in GPUS], n=1, cutoff=0.4)
     hint = f"did you mean {_by_key(near[0]).name}?" if near else f"known are {', '.join(GPUS)}"  # type: ignore[union-attr]
     raise UserError(f"gpu = {name!r}: not a known GPU; {hint}; a TOML file of its figures works too")
@@ -195,6 +196,8 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _checked(table: dict[str, Any], where: str) -> GPU:
     """A GPU from figures that a person or a measurement wrote."""
+    from difflib import get_close_matches
+
     known = {field.name: field for field in fields(GPU)}
     for key in table:
         if key not in known:

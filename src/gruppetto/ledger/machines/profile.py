@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,6 +26,8 @@ def profile_efficiency(name: str) -> Efficiency | None:
     path = Path(name)
     if path.suffix.lower() not in (".toml", ".json"):
         return None
+    import tomllib
+
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
