@@ -1,6 +1,7 @@
 """The rollout phase in expectation: what must hold whatever the numbers, and the simulated step beside it."""
 
 import importlib.util
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,8 @@ from gruppetto.ledger.generation import (
     staircase,
     timeline,
 )
+from gruppetto.ledger.generation.ends import End, Ends
+from gruppetto.ledger.generation.line import _HERE, Line
 from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.phase import typical_rows
 from gruppetto.ledger.generation.timeline import live_through
@@ -93,13 +96,51 @@ def test_every_token_is_made_once_and_progress_never_outruns_the_steps(
     assert line.times == sorted(line.times)
 
 
-class _Plain(timeline._Engine):
-    """Sorts anew each time, and takes every row off at the end of a chunk."""
+class _PlainLine(Line):
+    """Sorts anew each time."""
 
-    def put_in_order(self) -> None:
-        self.back.sort(key=lambda row: -row.context - (timeline._HERE if row in self.idle else 0))
-        self.keys = [-row.context - (timeline._HERE if row in self.idle else 0) for row in self.back]
+    def put_in_order(self, idle: Container[Row]) -> int:
+        def key(row: Row) -> int:
+            return -row.context - (_HERE if row in idle else 0)
+
+        self.rows.sort(key=key)
+        self.keys[:] = map(key, self.rows)
         self.gone.clear()
+        return sum(row in idle for row in self.rows)
+
+
+class _PlainEnds(Ends):
+    """Looks through all each time."""
+
+    def __init__(self) -> None:
+        self.all: list[End] = []
+
+    def chunk(self, end: End) -> None:
+        self.all.append(end)
+
+    other = chunk
+
+    def next_step(self) -> int:
+        return self._first()[0]
+
+    def pop(self, step: int) -> Row | None:
+        if not self.all or self._first()[0] > step:
+            return None
+        first = self._first()
+        self.all.remove(first)
+        return first[2]
+
+    def _first(self) -> End:
+        self.all = [end for end in self.all if end[2].order == end[1]]
+        return min(self.all, default=(1 << 60, 0, Row(0, [])))
+
+
+class _Plain(timeline._Engine):
+    """Keeps nothing in order, and takes every row off at the end of a chunk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.back, self.ends = _PlainLine(), _PlainEnds()
 
     def stays(self, row: Row) -> bool:
         return False

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from gruppetto.ledger.engine import EngineModel
+from gruppetto.ledger.generation.ends import Ends
 from gruppetto.ledger.generation.line import Line
 from gruppetto.ledger.generation.lived import Row, Timeline
 from gruppetto.ledger.generation.rules import CHUNK, FILLED, HOLD, TIMES_MORE
@@ -42,7 +43,7 @@ class _Engine:
     idle: OrderedDict[Row, int] = field(default_factory=OrderedDict)
     """Contexts of those that do not run, in tokens."""
     away: list[tuple[float, int, Row]] = field(default_factory=list)
-    ends: list[tuple[int, int, Row]] = field(default_factory=list)
+    ends: Ends = field(default_factory=Ends)
     now: float = 0.0
     steps: int = 0
     kv: int = 0
@@ -162,10 +163,16 @@ class _Engine:
         row.order, row.begin = self.orders, self.steps
         self.running[self.orders] = row
         self.kv += row.context
-        quantum = min(row.left, CHUNK) if self.by_kv else row.left
-        heappush(self.ends, (self.steps + quantum, self.orders, row))
+        self.until(row)
         self.most_rows = max(self.most_rows, len(self.running))
         self.evict(len(self.running))
+
+    def until(self, row: Row) -> None:
+        """Notes when a row that has come will end, or its chunk where admission counts KV."""
+        if self.by_kv and row.left >= CHUNK:
+            self.ends.chunk((self.steps + CHUNK, row.order, row))
+        else:
+            self.ends.other((self.steps + row.left, row.order, row))
 
     # -- who leaves ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class _Engine:
         self.orders += 1
         row.order, row.begin = self.orders, self.steps
         running[self.orders] = row
-        heappush(self.ends, (self.steps + min(row.left, CHUNK), self.orders, row))
+        self.until(row)
         return True
 
     def go_on(self, row: Row) -> None:
@@ -289,7 +296,7 @@ class _Engine:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        while self.new or self.back.rows or self.waiting or self.running or self.away:
+        while self.running or self.new or self.back.rows or self.waiting or self.away:
             self.come_back()
             if self.capacity and self.kv + len(self.running) > self.capacity:
                 self.preempt()
@@ -321,7 +328,7 @@ class _Engine:
     def decode(self) -> None:
         """Until a row ends, comes back or would find no KV."""
         rows, kv, model = len(self.running), self.kv, self.model
-        steps = self.ends_next() - self.steps
+        steps = self.ends.next_step() - self.steps
         if self.capacity and rows > 1:
             steps = max(1, min(steps, (self.capacity - kv) // rows))
         seconds = model.steps_s(rows, kv, steps)
@@ -335,19 +342,8 @@ class _Engine:
         self.steps += steps
         self.kv += made
         self.mark(made / (rows + len(self.waiting) + len(self.back.rows)), steps)
-        self.end_rows()
-
-    def ends_next(self) -> int:
-        while self.ends[0][1] not in self.running:
-            heappop(self.ends)
-        return self.ends[0][0]
-
-    def end_rows(self) -> None:
-        ends, running = self.ends, self.running
-        while ends and (ends[0][0] <= self.steps or ends[0][1] not in running):
-            _, order, row = heappop(ends)
-            if order in running:
-                self.leave(row)
+        while (row := self.ends.pop(self.steps)) is not None:
+            self.leave(row)
 
     def mark(self, progress: float, ran: float) -> None:
         times, made, running = self.marks

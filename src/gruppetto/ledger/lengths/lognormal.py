@@ -174,7 +174,9 @@ class LognormalLengths(Lengths):
         return (prompt * 7919.0) % 1.0 < self.runaway_prompts  # whatever its length: they have nothing in common
 
     def at(self, prompt: float, member: float, fate: float) -> float:
-        rate = 1 - (1 - self.q0) * (1 - sum(self.runaway_rate) / 2) if self._prone(prompt) else self.q0
+        rate = self.q0
+        if self.runaway_prompts and self._prone(prompt):
+            rate = 1 - (1 - self.q0) * (1 - sum(self.runaway_rate) / 2)
         if fate < rate:
             return float(self.cap)
         return min(self.body(normal.quantile(prompt), normal.quantile(member)), float(self.cap))
