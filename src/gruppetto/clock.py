@@ -13,8 +13,8 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextvars import Context
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -27,7 +27,7 @@ Ts = TypeVarTuple("Ts")
 def now() -> float:
     """Seconds on the running loop's clock (virtual under `run_virtual`), else the process's monotonic clock."""
     if (loop := _running.loop) is not None:
-        return loop.time()
+        return loop.jumping.time
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:
@@ -81,22 +81,22 @@ class _JumpingSelector(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.time = 0.0
-        self._files = 0
+        self.files = 0
         self.turns = 0
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = super().register(fileobj, events, data)
-        self._files = len(self.get_map())
+        self.files = len(self.get_map())
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         key = super().unregister(fileobj)
-        self._files = len(self.get_map())
+        self.files = len(self.get_map())
         return key
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """`timeout` is 0 where something can run at once, None where no timer is left."""
-        if self._files > 1 or timeout is None or self.turns >= _LOOK_EVERY:
+        if self.files > 1 or timeout is None or self.turns >= _LOOK_EVERY:
             self.turns = 0
             if ready := super().select(0):
                 return ready
@@ -107,14 +107,38 @@ class _JumpingSelector(selectors.SelectSelector):
         return []
 
 
-class _Timer(asyncio.TimerHandle):
-    """One of the virtual loop's timers."""
+class _Handle(asyncio.Handle):
+    """asyncio's handle without what it does for debugging, which is most of what a handle costs."""
 
     __slots__ = ()
 
-    _when: float
-    _cancelled: bool
-    _scheduled: bool
+    def __init__(
+        self, callback: Callable[..., object], args: Sequence[Any], loop: VirtualLoop, context: Context | None
+    ) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._source_traceback = self._repr = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """One of the virtual loop's timers, made in the same way."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: VirtualLoop,
+        context: Context | None,
+    ) -> None:
+        self._when, self._scheduled = when, True
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._source_traceback = self._repr = None
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -135,9 +159,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _debug: bool
 
     def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        self._jumping.loop = self
-        super().__init__(self._jumping)
+        self.jumping = _JumpingSelector()
+        self.jumping.loop = self
+        super().__init__(self.jumping)
         self._clock_resolution = 1e-9
         self._timers = 0
 
@@ -146,7 +170,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if self._debug or self._closed:
             return super().call_soon(callback, *args, context=context)
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -154,13 +178,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
-        timer._scheduled = True
         self._timers += 1
         heappush(self._scheduled, (when, self._timers, timer))
         return timer
 
     def time(self) -> float:
-        return self._jumping.time
+        return self.jumping.time
 
     def run_forever(self) -> None:
         _running.loop = self
@@ -170,26 +193,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             _running.loop = None
 
     def _run_once(self) -> None:
-        """One turn, as asyncio does it, but for what only real time needs."""
-        ready, jumping = self._ready, self._jumping
-        jumping.turns += 1
-        scheduled = self._scheduled
-        cancelled = self._timer_cancelled_count
-        if cancelled and scheduled and (scheduled[0][2]._cancelled or cancelled > _SWEEP_FROM):
-            self._forget_cancelled()
-        if not ready or jumping.turns >= _LOOK_EVERY:
-            timeout = 0.0 if ready or self._stopping else 1.0 if scheduled else None
-            self._process_events(jumping.select(timeout))  # type: ignore[attr-defined]
-        end = jumping.time + self._clock_resolution
-        while scheduled and scheduled[0][0] < end:
-            timer = heappop(scheduled)[2]
-            timer._scheduled = False
-            self._timer_cancelled_count -= timer._cancelled
-            ready.append(timer)
-        for _ in range(len(ready)):  # what these call in turn is for the next turn
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+        """Turns as asyncio does them, without what only real time needs, until the loop is told to stop."""
+        ready, scheduled, jumping = self._ready, self._scheduled, self.jumping
+        while True:
+            jumping.turns += 1
+            if self._timer_cancelled_count:
+                self._forget_cancelled()
+            if ready:
+                if jumping.turns >= _LOOK_EVERY:
+                    self._process_events(jumping.select(0.0))  # type: ignore[attr-defined]
+            elif scheduled and jumping.files == 1 and jumping.turns < _LOOK_EVERY and not self._stopping:
+                jumping.time = max(jumping.time, scheduled[0][0])
+            else:
+                timeout = 0.0 if self._stopping else 1.0 if scheduled else None
+                self._process_events(jumping.select(timeout))  # type: ignore[attr-defined]
+            end = jumping.time + self._clock_resolution
+            while scheduled and scheduled[0][0] < end:
+                timer = heappop(scheduled)[2]
+                timer._scheduled = False
+                self._timer_cancelled_count -= timer._cancelled
+                ready.append(timer)
+            for _ in range(len(ready)):  # what these call in turn is for the next turn
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+            if self._stopping:
+                return
 
     def _forget_cancelled(self) -> None:
         """Takes cancelled timers from the head of the heap, and all of them once they are more than half of it."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Engine
 from gruppetto.errors import RunError
@@ -53,7 +55,7 @@ class Evaluator:
             drop_zero_variance=False,
             max_filtered_groups=len(self._tasks) + 1,
             max_failed_groups=len(self._tasks) + 1,
-            sampling=replace(settings.sampling, temperature=temperature),
+            sampling=structs.replace(settings.sampling, temperature=temperature),
             seed=seed_for(settings.seed, "eval"),
         )
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppetto.record.folder import RunFolder
+from gruppetto.record.lines import to_json
 from gruppetto.record.trace import Trace, _Event, write_trace
 
 
 def entries(events: list[dict]) -> list[dict]:
-    return list(Trace().entries(_Event(**event) for event in events))
+    return [json.loads(to_json(entry)) for entry in Trace().entries(_Event(**event) for event in events)]
 
 
 def start(t, rollout, engine="e0", tokens=0):
@@ -76,24 +77,28 @@ def test_training_and_publishing_have_lanes():
     ]
 
 
-def test_counters_follow_running_and_ready():
+def test_counters_follow_running_and_ready_where_they_change():
     events = [
         start(0.0, "a"),
         {"t": 1.0, "kind": "ready", "group": 1},
+        {"t": 1.5, "kind": "observe", "rollout": "a"},
         stop(2.0, "a"),
         {"t": 3.0, "kind": "close", "groups": [1]},
     ]
     counters = [(e["name"], e["ts"], *e["args"].values()) for e in entries(events) if e["ph"] == "C"]
-    assert counters[:8] == [
+    assert counters == [
         ("running", 0.0, 1),
         ("ready", 0.0, 0),
-        ("running", 1e6, 1),
         ("ready", 1e6, 1),
         ("running", 2e6, 0),
-        ("ready", 2e6, 1),
-        ("running", 3e6, 0),
         ("ready", 3e6, 0),
     ]
+
+
+def test_counters_are_sampled_once_a_millisecond_at_most():
+    events = [start(0.0, "a"), start(0.0004, "b"), start(0.0008, "c"), start(0.0012, "d"), stop(0.0014, "d")]
+    counts = [e["args"]["rollouts"] for e in entries(events) if e["name"] == "running"]
+    assert counts == [1, 4, 0]  # at the end nothing runs
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["e0", "e1"])), max_size=60))

@@ -28,6 +28,7 @@ class Entry:
     id: str
     segments: list = field(default_factory=list)
     finish: FinishReason | None = None
+    seed: int | None = None
 
     @property
     def group_id(self):
@@ -36,6 +37,10 @@ class Entry:
     @property
     def member(self):
         return int(self.id.split(".")[1])
+
+    @property
+    def context(self):
+        return len(TASK.prompt_ids) + sum(map(len, self.segments))
 
     @property
     def tokens(self):

@@ -107,10 +107,11 @@ def test_a_request_has_the_whole_context_and_the_rest_of_the_budget():
     assert again.requests[0].token_ids is TASK.prompt_ids
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=5), st.data())
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=5), st.data())
 def test_joined_is_the_concatenation(parts, data):
     whole = [token for part in parts for token in part]
-    joined = Joined(tuple(parts))
+    segments = [Segment(TokenKind.MODEL, 0, part, [0.0] * len(part)) for part in parts[1:]]
+    joined = Joined(parts[0], segments, len(whole))
     assert len(joined) == len(whole)
     assert list(joined) == whole
     assert joined == whole

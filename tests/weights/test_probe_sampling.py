@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from gruppetto.config.schema import ModelSection, TrainSection
@@ -31,7 +32,7 @@ class Engine(EmbeddedEngine):
             logits = self.model(torch.tensor([ids])).logits[0, -made - 1 : -1].float()
         told = self.tells(logits, torch.tensor(ids[-made:])).tolist()
         (segment,) = result.segments
-        return replace(result, segments=(replace(segment, logprobs=told),))
+        return structs.replace(result, segments=(replace(segment, logprobs=told),))
 
 
 def before_the_temperature(logits, ids):

@@ -10,13 +10,13 @@ Promises every implementation keeps:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+
+import msgspec
 
 from gruppetto.types import Rollout, Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True):
     """What the environment answered. `segments` are of kind ENVIRONMENT or TEMPLATE; `done` ends the rollout."""
 
     segments: tuple[Segment, ...]

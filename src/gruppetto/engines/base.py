@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+import msgspec
+
 from gruppetto.errors import EngineError
 from gruppetto.types import Segment
 from gruppetto.weights.base import Bucket
@@ -34,8 +36,7 @@ class EngineFinish(StrEnum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample. `max_tokens` is what this request may still make, at least 1; `top_k` 0 and `top_p` 1 are off."""
 
     max_tokens: int
@@ -47,8 +48,7 @@ class Sampling:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call. `token_ids` is the whole context: the prompt and, for a resumed rollout, all tokens made so far.
 
     The last `made` of `token_ids` were sampled by earlier calls of the same rollout: the random table is entered at
@@ -61,8 +61,7 @@ class GenerateRequest:
     made: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateResult:
+class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a call made: MODEL segments only, one per weights version, empty when nothing was sampled.
 
     A matched stop id or string stays in the tokens; `stop` says which it was. `cached_tokens` of the context needed no

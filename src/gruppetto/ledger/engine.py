@@ -150,14 +150,16 @@ class EngineModel:
 
     def step_s(self, rows: int, kv: int) -> float:
         """Seconds of one decode step with `rows` live rows that hold `kv` context tokens in all."""
-        read, compute = self.read_s(rows) + self.kv_token_s * kv, self.compute_row_s * rows
+        read = self.read_s(rows) if self.experts_s else self.weights_s
+        read, compute = read + self.kv_token_s * kv, self.compute_row_s * rows
         step = self.base_s + self.row_s * rows + (read if read > compute else compute)
         return step * self._price(rows) if self.speculation else step
 
     def steps_s(self, rows: int, kv: int, steps: int) -> float:
         """Seconds of `steps` decode steps in a row; `kv` is what the rows hold at the first, and grows by `rows`."""
         flat = self.base_s + self.row_s * rows
-        read, compute = self.read_s(rows) + self.kv_token_s * kv, self.compute_row_s * rows
+        read = self.read_s(rows) if self.experts_s else self.weights_s
+        read, compute = read + self.kv_token_s * kv, self.compute_row_s * rows
         grow = self.kv_token_s * rows
         bound = 0  # steps in which the matrix units are the limit
         if read < compute:

@@ -24,9 +24,14 @@ MAX_BYTES = 48 << 20
 _RUN = 1
 _TRAIN, _PUBLISH, _MARKS = 1, 2, 3
 _COUNT_EVERY_US = 1000.0
+_SHOWN = {"start", "stop", "ready", "close", "drop", "eval", "error"} | {
+    f"{stage}_{edge}" for stage in ("train", "publish") for edge in ("begin", "end")
+}
+"""Kinds of events that are in the trace."""
+_READ_BYTES = 1 << 18
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     """The fields of an event that the trace shows."""
 
     t: float
@@ -40,6 +45,33 @@ class _Event(msgspec.Struct):
     step: int | None = None
     groups: list[int] | None = None
     seconds: float | None = None
+
+
+class _Args(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a slice says of itself; what is not known is left out."""
+
+    step: int | None = None
+    group: int | None = None
+    version: int | None = None
+    tokens_before: int | None = None
+    tokens: int | None = None
+    reason: str | None = None
+    made: int | None = None
+
+
+class _Slice(msgspec.Struct, kw_only=True, gc=False):
+    """A span in a lane; times in microseconds."""
+
+    ph: str = "X"
+    name: str
+    pid: int
+    tid: int
+    ts: float
+    dur: float
+    args: _Args
+
+
+_Entry = _Slice | dict[str, Any]
 
 
 class _Lanes:
@@ -69,26 +101,32 @@ class Trace:
         self._begun: dict[str, _Event] = {}
         self._ready: set[int] = set()
         self._counted_at = float("-inf")
+        self._counts: dict[str, int] = {}
+        """What the counters showed last."""
         self._last = 0.0
 
-    def entries(self, events: Iterable[_Event]) -> Iterator[dict[str, Any]]:
+    def entries(self, events: Iterable[_Event]) -> Iterator[_Entry]:
         """All entries of the trace, names of processes and threads last."""
         for event in events:
             self._last = event.t
-            yield from self._entry(event)
+            if event.kind in _SHOWN:
+                yield from self._entry(event)
+            if (event.t - self._counted_at) * 1e6 >= _COUNT_EVERY_US:
+                self._counted_at = event.t
+                yield from self._counters(event.t)
         for rollout in list(self._open):
-            yield self._slice(rollout, self._last, {"reason": "open"})
+            yield self._slice(rollout, self._last, None, "open")
         yield from self._counters(self._last)
         yield from self._names()
 
-    def _entry(self, event: _Event) -> Iterator[dict[str, Any]]:
+    def _entry(self, event: _Event) -> Iterator[_Entry]:
         match event.kind:
             case "start":
                 if event.rollout in self._open:  # its engine was killed, and the run resumed
-                    yield self._slice(event.rollout, event.t, {"reason": "lost"})
+                    yield self._slice(event.rollout, event.t, None, "lost")
                 self._start(event)
             case "stop" if event.rollout in self._open:
-                yield self._slice(event.rollout, event.t, {"tokens": event.tokens, "reason": event.reason})
+                yield self._slice(event.rollout, event.t, event.tokens, event.reason)
             case "ready" if event.group is not None:
                 self._ready.add(event.group)
             case "close":
@@ -102,38 +140,39 @@ class Trace:
                 yield from self._span(event)
             case "eval" | "error":
                 yield _mark(event, f"{event.kind} {event.reason or ''}".strip())
-        if (event.t - self._counted_at) * 1e6 >= _COUNT_EVERY_US:
-            yield from self._counters(event.t)
 
     def _start(self, event: _Event) -> None:
         assert event.rollout is not None
         assert event.engine is not None
-        self._engines.setdefault(event.engine, len(self._engines) + _RUN + 1)
-        lanes = self._lanes.setdefault(event.engine, _Lanes())
-        self._open[event.rollout] = (event, lanes.take())
+        if event.engine not in self._engines:
+            self._engines[event.engine] = len(self._engines) + _RUN + 1
+            self._lanes[event.engine] = _Lanes()
+        self._open[event.rollout] = (event, self._lanes[event.engine].take())
 
-    def _slice(self, rollout: str | None, end: float, args: dict[str, Any]) -> dict[str, Any]:
+    def _slice(self, rollout: str | None, end: float, tokens: int | None, reason: str | None) -> _Slice:
         assert rollout is not None
         start, lane = self._open.pop(rollout)
         assert start.engine is not None
         self._lanes[start.engine].give(lane)
-        made = {"made": args["tokens"] - start.tokens} if args.get("tokens") and start.tokens is not None else {}
-        shown = {"group": start.group, "version": start.version, "tokens_before": start.tokens, **args, **made}
-        return _complete(rollout, self._engines[start.engine], lane, start.t, end, shown)
+        args = _Args(group=start.group, version=start.version, tokens_before=start.tokens, tokens=tokens, reason=reason)
+        if tokens and start.tokens is not None:
+            args.made = tokens - start.tokens
+        return _complete(rollout, self._engines[start.engine], lane, start.t, end, args)
 
-    def _span(self, event: _Event) -> Iterator[dict[str, Any]]:
+    def _span(self, event: _Event) -> Iterator[_Slice]:
         kind = event.kind.removesuffix("_end")
         begun = self._begun.pop(kind, None)
         if begun is not None:
             lane = _TRAIN if kind == "train" else _PUBLISH
             label = f"step {begun.step}" if kind == "train" else f"publish {begun.version}"
-            yield _complete(label, _RUN, lane, begun.t, event.t, {"step": begun.step, "version": begun.version})
+            yield _complete(label, _RUN, lane, begun.t, event.t, _Args(step=begun.step, version=begun.version))
 
-    def _counters(self, t: float) -> Iterator[dict[str, Any]]:
-        """One sample of each counter; asked for once a millisecond at most."""
-        self._counted_at = t
-        yield {"ph": "C", "pid": _RUN, "name": "running", "ts": t * 1e6, "args": {"rollouts": len(self._open)}}
-        yield {"ph": "C", "pid": _RUN, "name": "ready", "ts": t * 1e6, "args": {"groups": len(self._ready)}}
+    def _counters(self, t: float) -> Iterator[_Entry]:
+        """The counters that show something new; looked at once a millisecond at most."""
+        for name, unit, count in (("running", "rollouts", len(self._open)), ("ready", "groups", len(self._ready))):
+            if self._counts.get(name) != count:
+                self._counts[name] = count
+                yield {"ph": "C", "pid": _RUN, "name": name, "ts": t * 1e6, "args": {unit: count}}
 
     def _names(self) -> Iterator[dict[str, Any]]:
         yield _name("process_name", _RUN, 0, "run")
@@ -145,10 +184,9 @@ class Trace:
                 yield _name("thread_name", pid, lane, f"slot {lane}")
 
 
-def _complete(name: str, pid: int, tid: int, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+def _complete(name: str, pid: int, tid: int, start: float, end: float, args: _Args) -> _Slice:
     duration = round((end - start) * 1e9) / 1e3
-    shown = {key: value for key, value in args.items() if value is not None}
-    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start * 1e6, "dur": duration, "args": shown}
+    return _Slice(name=name, pid=pid, tid=tid, ts=start * 1e6, dur=duration, args=args)
 
 
 def _mark(event: _Event, label: str) -> dict[str, Any]:
@@ -181,6 +219,7 @@ def _read(path: Path, skip: int) -> Iterator[_Event]:
         if skip:
             file.seek(skip)
             file.readline()
-        for line in file:
-            if line.endswith(b"\n"):
-                yield decoder.decode(line)
+        while lines := file.readlines(_READ_BYTES):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            yield from decoder.decode_lines(b"".join(lines))

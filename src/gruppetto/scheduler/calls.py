@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gruppetto.agents.base import Environment, Observation
 from gruppetto.clock import now, running_loop
@@ -29,8 +30,7 @@ from gruppetto.types import FinishReason, Rollout, Score, Task
 __all__ = ["Event", "Observed", "RolloutCalls", "Scored", "Stopped"]
 
 
-@dataclass(slots=True, eq=False)
-class _Act:
+class _Act(msgspec.Struct, eq=False):
     """One turn of the environment; its future's callback itself, with the owner's context."""
 
     owner: RolloutCalls

@@ -54,7 +54,7 @@ class Deadlines(Generic[C]):
 
     def discard(self, call: C) -> bool:
         """It came back; False when it is not in flight (any more)."""
-        if call not in self:
+        if self._calls.get(call.rid) is not call:
             return False
         del self._calls[call.rid]
         if not self._calls:
@@ -89,17 +89,19 @@ class Patience:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._due: float | None = None
+        self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, seconds: float | None) -> None:
         """A wait begins; None: it may last."""
+        self._over = False
         self._due = None if seconds is None else now() + seconds
         if self._due is not None and (self._timer is None or self._due < self._timer.when()):
             self._set(self._due)
 
     def check(self) -> None:
         """Raises `TimeoutError` when the wait has lasted as long as it may."""
-        if self._due is not None and now() >= self._due:
+        if self._over:
             raise TimeoutError
 
     def stop(self) -> None:
@@ -119,6 +121,7 @@ class Patience:
         if self._due is None:
             return
         if now() >= self._due:
+            self._over = True
             self._wake()
         else:
             self._set(self._due)

@@ -44,6 +44,8 @@ class RolloutEntry:
     seconds: float = 0.0
     tool_seconds: float = 0.0
     queue_key: tuple[float, ...] | None = None
+    seed: int | None = None
+    """Of its random table; set when it is first sent to an engine."""
     expected: int = 0
     """Tokens that it was believed to make still when it last started; 0 while it does not run."""
     reserved: int = 0

@@ -12,8 +12,9 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, GenerateResult, Sampling
 from gruppetto.errors import EngineError, UserError
@@ -30,8 +31,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Runs a coroutine of this package beside the loop; what it raises ends the run."""
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     """One generate call. `budget`: tokens it may make. `stopping`: an abort of it is under way.
 
     It is its future's callback itself (with the owner's context): the least memory that a live rollout can cost.
@@ -91,16 +91,18 @@ class GenerateCalls:
     def _request(self, entry: RolloutEntry, task: Task, budget: int) -> GenerateRequest:
         token_ids: Sequence[int] = task.prompt_ids
         if entry.segments:
-            token_ids = Joined((token_ids, *[segment.token_ids for segment in entry.segments]))
+            token_ids = Joined(token_ids, tuple(entry.segments), entry.context)
+        if entry.seed is None:
+            entry.seed = seed_for(self._settings.seed, "rollout", entry.group_id, entry.member)
         template = self._settings.sampling
-        sampling = Sampling(  # every field by name: `dataclasses.replace` takes several times as long
+        sampling = Sampling(  # every field by name: `replace` takes several times as long
             max_tokens=budget,
             temperature=template.temperature,
             top_p=template.top_p,
             top_k=template.top_k,
             stop_ids=template.stop_ids,
             stop=template.stop,
-            seed=seed_for(self._settings.seed, "rollout", entry.group_id, entry.member),
+            seed=entry.seed,
         )
         return GenerateRequest(rid=entry.id, token_ids=token_ids, sampling=sampling, made=entry.tokens)
 

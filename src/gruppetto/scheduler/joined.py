@@ -1,4 +1,4 @@
-"""Token sequences one behind the other, without a copy."""
+"""A rollout's tokens so far, the prompt and its segments one behind the other, without a copy."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import overload
 
+from gruppetto.types import Segment
+
 
 class Joined(Sequence[int]):
-    """The concatenation of `parts`, which must not change afterwards. Its length is known, its tokens are not copied.
+    """`prompt` and the tokens of `segments`, `length` in all; neither may change afterwards.
 
     A context of 32k simulated tokens so costs nothing; an engine that needs a list makes one with `list()`.
     """
 
-    __slots__ = ("_len", "_parts")
+    __slots__ = ("_len", "_prompt", "_segments")
 
-    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        self._parts = parts
-        self._len = sum(map(len, parts))
+    def __init__(self, prompt: Sequence[int], segments: Sequence[Segment], length: int) -> None:
+        self._prompt, self._segments, self._len = prompt, segments, length
 
     def __len__(self) -> int:
         return self._len
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self._parts)
+        return chain.from_iterable(self._parts())
+
+    def _parts(self) -> Iterator[Sequence[int]]:
+        yield self._prompt
+        for segment in self._segments:
+            yield segment.token_ids
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -33,7 +39,7 @@ class Joined(Sequence[int]):
         if isinstance(index, slice):
             return list(self)[index]
         position = range(self._len)[index]  # refuses an index past the end, and counts a negative one from there
-        for part in self._parts:
+        for part in self._parts():
             if position < len(part):
                 return part[position]
             position -= len(part)
@@ -48,4 +54,4 @@ class Joined(Sequence[int]):
         raise TypeError("unhashable type: 'Joined'")
 
     def __repr__(self) -> str:
-        return f"Joined({self._len} tokens in {len(self._parts)} parts)"
+        return f"Joined({self._len} tokens, {len(self._segments)} segments behind a prompt)"

@@ -32,7 +32,6 @@ from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.calls import RolloutCalls
 from gruppetto.scheduler.carrying import Carrier
 from gruppetto.scheduler.entries import GroupEntry
-from gruppetto.scheduler.events import Event
 from gruppetto.scheduler.filters import GroupFilter
 from gruppetto.scheduler.losses import Losses
 from gruppetto.scheduler.memory import LengthMemory
@@ -317,19 +316,17 @@ class RolloutLoop:
 
     async def _absorb(self) -> None:
         """Waits for at least one event and books all that are there; in lockstep, all that this decode step caused."""
-        book = self.returns.book
-        for event in await self._next_events():
-            book(event)
-
-    async def _next_events(self) -> list[Event]:
         settle = self.settings.lockstep and not self._stopping
         if settle:
             await self._stand_still()
         wait = self.calls.settle if settle else self.calls.events
         try:
-            return await wait(self._patience())
+            events = await wait(self._patience())
         except TimeoutError:
             raise StallError(self._stall_report()) from None
+        book = self.returns.book
+        for event in events:
+            book(event)
 
     async def _stand_still(self) -> None:
         """In lockstep the engines decode only while the trainer waits and no weights are on their way: how long those

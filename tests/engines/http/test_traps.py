@@ -1,11 +1,11 @@
 """What servers do that a client may not fall for: SGLang's releases, broken lines, lies. On a scripted server."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from engines.contract.scripted import next_id
 from engines.kit import ids_of, other_weights, publish, request, spawn, until
+from msgspec.structs import replace
 
 from gruppetto.engines.base import EngineFinish
 from gruppetto.engines.http.engine import MENDED

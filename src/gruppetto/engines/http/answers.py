@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from gruppetto.engines.base import EngineFinish, GenerateRequest, GenerateResult
 from gruppetto.engines.embedded.stops import StopMatcher
 from gruppetto.engines.http.wire import Made
@@ -29,7 +31,7 @@ def within(request: GenerateRequest, context: int) -> GenerateRequest:
     room = context - len(request.token_ids)
     if request.sampling.max_tokens <= room:
         return request
-    return replace(request, sampling=replace(request.sampling, max_tokens=room))
+    return structs.replace(request, sampling=structs.replace(request.sampling, max_tokens=room))
 
 
 def result_of(

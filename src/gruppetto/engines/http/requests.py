@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine, EngineFinish, GenerateRequest, GenerateResult, PauseMode
 from gruppetto.engines.http.account import Account, Told
@@ -146,7 +148,7 @@ class HttpRequests(Engine):
         if len(self._broken) >= MOST_BROKEN or error is None:
             why = str(error or "the request was broken off")
             raise EngineError(self.name, why.removeprefix(f"engine {self.name}: "))
-        return replace(self._result(call, replace(made, finish=EngineFinish.ABORT)), broken=str(error))
+        return structs.replace(self._result(call, replace(made, finish=EngineFinish.ABORT)), broken=str(error))
 
     def _result(self, call: Call, made: Made) -> GenerateResult:
         told = self.settings

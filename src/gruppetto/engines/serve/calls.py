@@ -12,8 +12,10 @@ import contextlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from gruppetto.clock import now
 from gruppetto.engines.base import EngineFinish, GenerateRequest, Sampling
@@ -180,7 +182,7 @@ class Calls:
         request = GenerateRequest(
             rid=call.rid,
             token_ids=[*call.prompt, *call.ids],
-            sampling=replace(call.sampling, max_tokens=call.sampling.max_tokens - made),
+            sampling=structs.replace(call.sampling, max_tokens=call.sampling.max_tokens - made),
             made=made,
         )
         call.in_engine = call.entered = True

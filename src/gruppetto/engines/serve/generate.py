@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec import structs
 
 from gruppetto.engines.serve.answers import Answer, View
 from gruppetto.engines.serve.bodies import read
@@ -179,7 +179,7 @@ def make_calls(
         Call(
             rid=rid,
             prompt=prompt,
-            sampling=replace(first, seed=seed_for(first.seed, "sample", n)) if n else first,
+            sampling=structs.replace(first, seed=seed_for(first.seed, "sample", n)) if n else first,
             family=family,
             index=n,
         )

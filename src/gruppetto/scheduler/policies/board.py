@@ -7,7 +7,6 @@ own version. Source: as `placing`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ class Board:
         self._added: dict[str, int] = {}
         self._expected: dict[str, float] = {}
         self._kv: dict[str, int] = {}
-        self._ahead: Counter[str] = Counter()
+        self._ahead: dict[str, int] = {}
         """Those that wait for their own engine."""
         self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
         """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
@@ -98,7 +97,7 @@ class Board:
         if (full := self._waits_for(rollout)) is not None:
             wait = self._wait_s(full)
             if not self._sooner(rollout, full, there, wait):
-                self._ahead[full.name] += 1
+                self._ahead[full.name] = self._ahead.get(full.name, 0) + 1
                 return None
         return self._take(there, rollout)
 
@@ -174,7 +173,7 @@ class Board:
         rates = self._view.rates
         assert rates is not None
         step_s = seat.slowness * rates.step_s(seat.load, seat.kv_running + seat.kv_held)
-        return wait_s(rows=seat.load, expected=seat.expected, step_s=step_s, ahead=self._ahead[seat.name])
+        return wait_s(rows=seat.load, expected=seat.expected, step_s=step_s, ahead=self._ahead.get(seat.name, 0))
 
     def _takes(self, seat: EngineView, rollout: RolloutView) -> bool:
         if self._rule.own_version:

@@ -55,8 +55,6 @@ class Placing:
     def fill(self, view: PoolView) -> Sequence[Action]:
         """Starts the head of the queue while there is room. One that has none is passed only where it waits for its own
         engine: for the KV it has there, or for its version."""
-        if view.num_queued == 1 and (start := self._back_home(view)) is not None:
-            return start
         if not view.num_queued or not view.num_seats:
             return ()
         board = Board(self, view)
@@ -73,17 +71,6 @@ class Placing:
             if not board:
                 break
         return actions
-
-    def _back_home(self, view: PoolView) -> Sequence[Action] | None:
-        """The start of the only one queued where its KV is, without a look at the other engines; None if it cannot, or
-        where another one might be worth a move."""
-        rollout = next(iter(view.queue()))
-        home = view.engine(rollout.home) if rollout.home else None
-        if home is None or home.updating or home.load >= home.capacity or home.slow or self.own_version:
-            return None
-        if view.rates is not None and self.crowded(view, rollout, home, home.load + 1):
-            return None
-        return (Start(rollout.id, home.name, self.chunk),) if self.fits(view, home, rollout, 0, own=True) else None
 
     def crowded(self, view: PoolView, rollout: RolloutView, home: EngineView, rows: int) -> bool:
         """Whether decoding beside all of these `rows` costs more than a prefill and an engine alone: else nothing can

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from gruppetto.engines.base import Engine, GenerateRequest, GenerateResult, Sampling
 from gruppetto.errors import EngineError, UserError
@@ -56,7 +58,7 @@ class Probe:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._prompts, self._reference, self.most_kl = prompts, reference, most_kl
-        self._sampling = replace(sampling or Sampling(max_tokens=tokens), max_tokens=tokens)
+        self._sampling = structs.replace(sampling or Sampling(max_tokens=tokens), max_tokens=tokens)
         self._deadline_s = deadline_s
         self.last: dict[str, Comparison] = {}
 
@@ -121,7 +123,7 @@ class Probe:
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _request(self, index: int, prompt: Sequence[int], version: int) -> GenerateRequest:
-        sampling = replace(self._sampling, seed=index)
+        sampling = structs.replace(self._sampling, seed=index)
         return GenerateRequest(rid=f"probe-{version}-{index}", token_ids=list(prompt), sampling=sampling)
 
     async def _gaps(self, engine: Engine, version: int, prompt: Sequence[int], result: GenerateResult) -> list[float]:
