@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gruppetto.ledger.generation.sizes import Engines, Rollouts
+from gruppetto.ledger.lengths.base import whole_power
 from gruppetto.ledger.lengths.normal import quantile
 
 if TYPE_CHECKING:
@@ -101,18 +102,8 @@ def _below_by_level(
     found = np.empty((len(edges), _CELLS))
     for i, at in enumerate(edges):  # one at a time: all of them together would not stay in the processor's cache
         drawn = np.bincount(cell[: at + 1], share[: at + 1], _CELLS)
-        summed = np.fft.irfft(_power(np.fft.rfft(drawn, 2 * _CELLS), rows))
+        summed = np.fft.irfft(whole_power(np.fft.rfft(drawn, 2 * _CELLS), rows))
         np.cumsum(summed[:_CELLS], out=found[i])
-    return found
-
-
-def _power(waves: NDArray[Any], times: int) -> NDArray[Any]:
-    """`waves` to a whole power, by squaring: complex powers go through logarithms."""
-    found = waves
-    for bit in f"{times:b}"[1:]:
-        found = found * found
-        if bit == "1":
-            found *= waves
     return found
 
 

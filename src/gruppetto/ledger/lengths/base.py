@@ -221,6 +221,17 @@ def _top(lengths: Lengths, groups: int, group_size: int) -> NDArray[Any]:
     return np.asarray(table.grid[0] + np.trapezoid(np.clip(more, 0.0, 1.0), table.grid, axis=1))
 
 
+def whole_power(waves: NDArray[Any], times: int) -> NDArray[Any]:
+    """Complex numbers to a whole power of 1 or more, by squaring: numpy's power goes through logarithms, or step by
+    step."""
+    found = waves
+    for bit in f"{times:b}"[1:]:
+        found = found * found
+        if bit == "1":
+            found *= waves
+    return found
+
+
 def _binomial(n: int, k: int) -> int:
     from math import comb
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.lengths import normal
+from gruppetto.ledger.lengths.base import whole_power
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,7 +123,8 @@ def _waits(tools: Tools, calls: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[
     mass = np.clip(mass, 0, None)
     mass /= mass.sum()
     waves = np.fft.rfft(mass, 2 * _CELLS)
-    below = [np.cumsum(np.fft.irfft(waves**count, 2 * _CELLS))[:_CELLS] for count in calls]
+    powers = (whole_power(waves, count) if count else np.ones_like(waves) for count in calls)
+    below = [np.cumsum(np.fft.irfft(power, 2 * _CELLS))[:_CELLS] for power in powers]
     return np.arange(_CELLS) * step, np.clip(np.array(below), 0.0, 1.0)
 
 
