@@ -25,9 +25,8 @@ EXAMPLE = (
 )
 
 _THREADS = "OPENBLAS_NUM_THREADS"
-MANY_LAYOUTS = 256
 LONG = 1000
-"""GPUs, and rollouts or turns of one, from which a plan takes longer than a second or two."""
+"""Rollouts or turns of a GPU from which a plan takes longer than a second or two."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -259,8 +258,6 @@ def _say_if_long(ask: Ask, args: argparse.Namespace) -> None:
         print(f"--sweep {' '.join(args.sweep)}: a whole plan at each point …", flush=True, file=sys.stderr)
     elif args.html:
         print("--html: plans over spreads, GPUs and models for its charts …", flush=True, file=sys.stderr)
-    elif ask.model.experts and ask.gpus >= MANY_LAYOUTS and ask.split is None:
-        print("experts on many GPUs: layouts of each split are searched …", flush=True, file=sys.stderr)
     elif each > LONG:
         print(f"{each:,.0f} rollouts and turns for each GPU: this takes a while …", flush=True, file=sys.stderr)
 
