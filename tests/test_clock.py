@@ -5,6 +5,8 @@ import os
 import selectors
 import signal
 import threading
+from contextvars import ContextVar, copy_context
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -90,18 +92,95 @@ def test_turns_of_the_loop_make_no_system_calls(monkeypatch):
     assert len(looks) < 20
 
 
-def test_cancelled_timers_do_not_pile_up():
+@pytest.mark.parametrize("due", [1e5, 1e7])
+def test_cancelled_timers_do_not_pile_up(due):
+    """Neither those due before all others nor those behind them."""
+
     async def main():
         loop, most = asyncio.get_running_loop(), 0
-        keep = [loop.call_later(1e6, int) for _ in range(50)]
+        keep = [loop.call_later(1e6, int) for _ in range(100)]
         for _ in range(5000):
-            loop.call_later(1e5, int).cancel()
+            loop.call_later(due, int).cancel()
             await asyncio.sleep(0)
             most = max(most, len(loop._scheduled))
         return most, len(keep)
 
     most, kept = run_virtual(main())
-    assert most <= 2 * kept + 110 + 256  # they are looked for every 256 turns
+    assert most <= 2 * kept + 3
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_a_callback_raises_is_told_and_the_others_go_on(debug):
+    """In debug mode also where it was set, as asyncio does."""
+
+    async def main():
+        loop, told, ran = asyncio.get_running_loop(), [], []
+        loop.set_exception_handler(lambda _, told_of: told.append(told_of))
+        for number in range(2):
+            loop.call_soon([].remove, number)
+            loop.call_soon(ran.append, number)
+            loop.call_later(1, [].remove, number)
+            loop.call_later(1, ran.append, number)
+        await asyncio.sleep(2)
+        return told, ran
+
+    with asyncio.Runner(loop_factory=VirtualLoop, debug=debug) as runner:
+        told, ran = runner.run(main())
+    assert ran == [0, 1, 0, 1]
+    assert [type(one["exception"]) for one in told] == 4 * [ValueError]
+    places = [[frame.filename for frame in one.get("source_traceback", ())][-1:] for one in told]
+    assert places == 4 * [[__file__] if debug else []]
+
+
+def test_callbacks_run_in_the_context_they_were_set_in_or_the_one_given():
+    seen, place = [], ContextVar("place", default="outside")
+    other = copy_context()
+    other.run(place.set, "given")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        place.set("set in")
+        for way in (loop.call_soon, partial(loop.call_later, 1)):
+            way(lambda: seen.append(place.get()))
+            way(lambda: seen.append(place.get()), context=other)
+        place.set("later")
+        await asyncio.sleep(2)
+
+    run_virtual(main())
+    assert seen == ["set in", "given"] * 2
+
+
+def test_what_is_cancelled_does_not_run_and_moves_no_time():
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: ran.append(told))
+        loop.call_soon(ran.append, "soon").cancel()
+        loop.call_later(100, ran.append, "timer").cancel()
+        at_once = [loop.call_later(1, lambda: [timer.cancel() for timer in at_once])]  # due, and not yet run
+        at_once.append(loop.call_later(1, ran.append, "at once"))
+        await asyncio.Event().wait()
+
+    ran, loop = [], VirtualLoop()
+    with pytest.raises(StallError):
+        loop.run_until_complete(main())
+    assert (ran, loop.time()) == ([], 1)
+    loop.close()
+
+
+def test_to_be_stopped_moves_no_time():
+    loop = VirtualLoop()
+    loop.call_later(5, int)
+    loop.stop()
+    loop.run_forever()
+    assert loop.time() == 0
+    loop.close()
+
+
+def test_a_closed_loop_refuses_callbacks_and_timers():
+    loop = VirtualLoop()
+    loop.close()
+    for way in (loop.call_soon, partial(loop.call_later, 1)):
+        with pytest.raises(RuntimeError, match="closed"):
+            way(int)
 
 
 def test_what_a_thread_hands_over_is_run():

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import selectors
+import sys
 import threading
 import time
+from asyncio.format_helpers import extract_stack
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
+from traceback import StackSummary
 from typing import Any, TypeVar, TypeVarTuple
 
 from gruppetto.errors import StallError
@@ -126,6 +129,8 @@ class _Timer(asyncio.TimerHandle):
 
     __slots__ = ()
 
+    _source_traceback: StackSummary | None
+
     def __init__(
         self,
         when: float,
@@ -138,7 +143,8 @@ class _Timer(asyncio.TimerHandle):
         self._callback, self._args, self._loop = callback, args, loop
         self._context = copy_context() if context is None else context
         self._cancelled = False
-        self._source_traceback = self._repr = None
+        self._source_traceback = None
+        self._repr = None
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -169,7 +175,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         if self._debug or self._closed:
-            return super().call_soon(callback, *args, context=context)
+            slow = super().call_soon(callback, *args, context=context)
+            slow._source_traceback = extract_stack(sys._getframe(1))  # type: ignore[attr-defined]
+            return slow
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -178,6 +186,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
+        if self._debug or self._closed:
+            self._check_closed()  # type: ignore[attr-defined]
+            timer._source_traceback = extract_stack(sys._getframe(1))
         self._timers += 1
         heappush(self._scheduled, (when, self._timers, timer))
         return timer
