@@ -88,7 +88,6 @@ def test_counters_follow_running_and_ready_where_they_change():
     counters = [(e["name"], e["ts"], *e["args"].values()) for e in entries(events) if e["ph"] == "C"]
     assert counters == [
         ("running", 0.0, 1),
-        ("ready", 0.0, 0),
         ("ready", 1e6, 1),
         ("running", 2e6, 0),
         ("ready", 3e6, 0),
@@ -98,7 +97,14 @@ def test_counters_follow_running_and_ready_where_they_change():
 def test_counters_are_sampled_once_a_millisecond_at_most():
     events = [start(0.0, "a"), start(0.0004, "b"), start(0.0008, "c"), start(0.0012, "d"), stop(0.0014, "d")]
     counts = [e["args"]["rollouts"] for e in entries(events) if e["name"] == "running"]
-    assert counts == [1, 4, 0]  # at the end nothing runs
+    assert counts == [3, 0]  # at the end nothing runs
+
+
+def test_counters_show_what_a_burst_came_to():
+    """Decisions of one instant have one time: what holds until the next event is what all of them left."""
+    events = [start(5.0, "a"), start(5.0, "b"), stop(9.0, "a"), start(9.0, "c"), start(9.0, "d"), stop(20.0, "b")]
+    counts = [(e["ts"], e["args"]["rollouts"]) for e in entries(events) if e["name"] == "running"]
+    assert counts == [(5e6, 2), (9e6, 3), (20e6, 0)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["e0", "e1"])), max_size=60))

@@ -23,7 +23,7 @@ MAX_BYTES = 48 << 20
 
 _RUN = 1
 _TRAIN, _PUBLISH, _MARKS = 1, 2, 3
-_COUNT_EVERY_US = 1000.0
+_COUNT_EVERY_S = 1e-3
 _SHOWN = {"start", "stop", "ready", "close", "drop", "eval", "error"} | {
     f"{stage}_{edge}" for stage in ("train", "publish") for edge in ("begin", "end")
 }
@@ -100,23 +100,23 @@ class Trace:
         self._open: dict[str, tuple[_Event, int]] = {}
         self._begun: dict[str, _Event] = {}
         self._ready: set[int] = set()
-        self._counted_at = float("-inf")
-        self._counts: dict[str, int] = {}
+        self._count_at = 0.0
+        self._counts = {"running": 0, "ready": 0}
         """What the counters showed last."""
         self._last = 0.0
 
     def entries(self, events: Iterable[_Event]) -> Iterator[_Entry]:
         """All entries of the trace, names of processes and threads last."""
         for event in events:
+            if event.t >= self._count_at:
+                self._count_at = event.t + _COUNT_EVERY_S
+                yield from self._counters()
             self._last = event.t
             if event.kind in _SHOWN:
                 yield from self._entry(event)
-            if (event.t - self._counted_at) * 1e6 >= _COUNT_EVERY_US:
-                self._counted_at = event.t
-                yield from self._counters(event.t)
         for rollout in list(self._open):
             yield self._slice(rollout, self._last, None, "open")
-        yield from self._counters(self._last)
+        yield from self._counters()
         yield from self._names()
 
     def _entry(self, event: _Event) -> Iterator[_Entry]:
@@ -167,12 +167,13 @@ class Trace:
             label = f"step {begun.step}" if kind == "train" else f"publish {begun.version}"
             yield _complete(label, _RUN, lane, begun.t, event.t, _Args(step=begun.step, version=begun.version))
 
-    def _counters(self, t: float) -> Iterator[_Entry]:
-        """The counters that show something new; looked at once a millisecond at most."""
+    def _counters(self) -> Iterator[_Entry]:
+        """The counters that show something new, once all events of the last one's time are in; looked at once a
+        millisecond at most."""
         for name, unit, count in (("running", "rollouts", len(self._open)), ("ready", "groups", len(self._ready))):
-            if self._counts.get(name) != count:
+            if self._counts[name] != count:
                 self._counts[name] = count
-                yield {"ph": "C", "pid": _RUN, "name": name, "ts": t * 1e6, "args": {unit: count}}
+                yield {"ph": "C", "pid": _RUN, "name": name, "ts": self._last * 1e6, "args": {unit: count}}
 
     def _names(self) -> Iterator[dict[str, Any]]:
         yield _name("process_name", _RUN, 0, "run")
