@@ -55,7 +55,7 @@ class Sides:
         self.trainers = Trainers(ask)
         self._rollout: dict[tuple[int, bool], RolloutSide] = {}
         self._trainer: dict[tuple[int, float], TrainerSide] = {}
-        self._searches: dict[tuple[int, ServeWork, ServeOverheads], Search[ServeLayout]] = {}
+        self._searches: dict[tuple[int, ServeWork, float, ServeOverheads], Search[ServeLayout]] = {}
 
     @cached_property
     def mean_context(self) -> float:
@@ -157,7 +157,7 @@ class Sides:
 
     def _searched(self, gpus: int, work: ServeWork, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
         """Made once: numbers of GPUs that do not divide fall back to the same ones below."""
-        ask, key = self.ask, (gpus, work, over)
+        ask, key = self.ask, (gpus, work, kv_bytes, over)
         if key not in self._searches:
             self._searches[key] = serve_layouts(
                 ask.model,
