@@ -216,25 +216,6 @@ def test_a_critic_a_reference_and_a_judge_are_stages_of_their_own():
     assert placed.step_s.value > bare.step_s.value
 
 
-def test_of_many_splits_the_best_is_found_without_looking_at_each():
-    ask = asked(gpus=256, groups=128)
-    placements = Placements(ask)
-    for name in ("disaggregated", "async"):
-        best_s = min(placements._bound_s(name, count) for count in placements.splits())
-        assert min(placements._bound_s(name, count) for count in placements._promising(name)) == best_s
-
-
-@pytest.mark.parametrize("ask", [
-    asked(gpus=64, groups=256, lengths=lengths_of(1500),
-          tools=Tools.from_mean(5.0, turn_tokens=200, observation_tokens=100)),
-    asked(model=model_of("Qwen3-30B-A3B"), gpus=16, groups=32, lengths=lengths_of(1500)),
-])  # fmt: skip
-def test_of_sixteenths_the_best_is_found_where_bounds_rise_and_fall_again(ask):
-    placements = Placements(ask)
-    steps = {count: placements._apart("disaggregated", count).step_s.value for count in placements.splits()}
-    assert steps[placements.best_split("disaggregated")] <= 1.01 * min(steps.values())
-
-
 def test_a_large_bound_on_staleness_is_planned():
     placed = Placements(asked(max_staleness=300)).place("async")
     assert 0 < placed.step_s.value < math.inf
