@@ -191,6 +191,15 @@ def test_tool_calls_by_their_mean_and_their_tail() -> None:
         Tools(turn_tokens=0)
 
 
+def test_typical_calls_stand_for_all_and_are_the_same_from_wherever_they_are_taken() -> None:
+    tools = Tools.from_mean(30.0, turn_tokens=100, sigma=1.0)
+    later = tools.typical(3, first=2000)
+    many = tools.typical(4000)
+    assert fmean(many) == pytest.approx(30.0, rel=0.01)
+    assert tools.typical(3, first=2000) == later == many[2000:2003]
+    assert later != many[:3]
+
+
 # -- what the simulator draws ------------------------------------------------------------------------------------------
 
 
