@@ -39,6 +39,8 @@ class Fixed:
         self.looked += 1
         return self._stats
 
+    totals = stats
+
 
 def loop_of(pool, engines, **placing):
     """What tending needs of a loop; `fenced` and `aborted` are what it asked for."""

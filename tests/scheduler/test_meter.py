@@ -1,48 +1,48 @@
 """Where every engine-second went: the parts are exact, and each goes to the cause that held at the time."""
 
 import asyncio
-from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppetto.clock import run_virtual
+from gruppetto.engines.base import EngineStats
 from gruppetto.scheduler import meter as meters
 from gruppetto.scheduler.meter import CAUSES, TICKS, StepMeter
 
 TOLERANCE = 4 / TICKS
 
 
-@dataclass
-class Stats:
-    slots: int
-    batch_steps: dict = field(default_factory=dict)
-    batch_s: dict = field(default_factory=dict)
-    decode_s_total: float = 0.0
-    prefill_s_total: float = 0.0
-    prefill_tokens_total: int = 0
-    kv_wait_row_s: float = 0.0
-
-
 class Counters:
     """An engine's counters, moved by hand."""
 
     def __init__(self, name="e0", slots=4):
-        self.name, self.now, self.asked = name, Stats(slots), 0
+        self.name, self.slots, self.asked = name, slots, 0
+        self.now = SimpleNamespace(
+            batch_steps={},
+            batch_s={},
+            decode_s_total=0.0,
+            prefill_s_total=0.0,
+            prefill_tokens_total=0,
+            kv_wait_row_s=0.0,
+        )
 
     def stats(self):
         self.asked += 1
-        now = self.now
-        return Stats(
-            now.slots,
-            dict(now.batch_steps),
-            dict(now.batch_s),
-            now.decode_s_total,
-            now.prefill_s_total,
-            now.prefill_tokens_total,
-            now.kv_wait_row_s,
+        now = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self.now).items()}
+        return EngineStats(
+            version=0,
+            running=0,
+            waiting=0,
+            slots=self.slots,
+            kv_tokens=None,
+            kv_capacity=0,
+            decode_steps_total=0,
+            decode_tokens_total=0,
+            **now,
         )
 
     def decode(self, rows, steps, seconds, by_rows=True):

@@ -97,7 +97,9 @@ class Trace:
     def __init__(self) -> None:
         self._engines: dict[str, int] = {}
         self._lanes: dict[str, _Lanes] = {}
-        self._open: dict[str, tuple[_Event, int]] = {}
+        self._open: dict[str, _Event] = {}
+        self._lane: dict[str, int] = {}
+        """Of each rollout that is open."""
         self._begun: dict[str, _Event] = {}
         self._ready: set[int] = set()
         self._count_at = 0.0
@@ -147,11 +149,12 @@ class Trace:
         if event.engine not in self._engines:
             self._engines[event.engine] = len(self._engines) + _RUN + 1
             self._lanes[event.engine] = _Lanes()
-        self._open[event.rollout] = (event, self._lanes[event.engine].take())
+        self._open[event.rollout] = event
+        self._lane[event.rollout] = self._lanes[event.engine].take()
 
     def _slice(self, rollout: str | None, end: float, tokens: int | None, reason: str | None) -> _Slice:
         assert rollout is not None
-        start, lane = self._open.pop(rollout)
+        start, lane = self._open.pop(rollout), self._lane.pop(rollout)
         assert start.engine is not None
         self._lanes[start.engine].give(lane)
         args = _Args(group=start.group, version=start.version, tokens_before=start.tokens, tokens=tokens, reason=reason)

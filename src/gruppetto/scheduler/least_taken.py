@@ -58,8 +58,8 @@ class LeastTaken:
         ahead = [(heap[0], 0)] if heap else []
         while ahead:
             (use, index, stamp), at = heappop(ahead)
+            if stamp == stamps[index]:
+                yield use, index, self._seats[index]
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(heap):
                     heappush(ahead, (heap[child], child))
-            if stamp == stamps[index]:
-                yield use, index, self._seats[index]

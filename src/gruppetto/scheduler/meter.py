@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import structs
 
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine, EngineStats
@@ -342,7 +344,7 @@ def _moved(first: EngineStats, before: EngineStats, after: EngineStats) -> Engin
         steps[rows] = steps.get(rows, 0) + count - before.batch_steps.get(rows, 0)
     for rows, took in after.batch_s.items():
         seconds[rows] = seconds.get(rows, 0.0) + took - before.batch_s.get(rows, 0.0)
-    return replace(first, batch_steps=steps, batch_s=seconds, **counters)
+    return structs.replace(first, batch_steps=steps, batch_s=seconds, **counters)
 
 
 def _work(name: str, first: EngineStats, last: EngineStats, queued: Counter[int]) -> EngineWork:

@@ -88,7 +88,7 @@ class Tending:
         serving = {seat.name: seat for seat in self._loop.pool.seating.serving}
         for engine in self._loop.engines:
             if (seat := serving.get(engine.name)) is not None:
-                self._look_at(seat, engine.stats(), now)
+                self._look_at(seat, engine.totals(), now)
         if len(serving) > 1:  # one alone is compared with nobody
             self._prices.solve()
             for seen in self._seen.values():
@@ -119,14 +119,10 @@ class Tending:
     # -- how fast -----------------------------------------------------------------------------------------------------
 
     def _measure(self, seen: _Seen, stats: EngineStats, now: float) -> None:
-        """Its decode steps since the last measurement, by rows, and the seconds they took; in those of a server that
+        """Its decode steps since the last measurement, their rows, and the seconds they took; in those of a server that
         does not tell its prefill's seconds apart, they are. A slow one may take several looks to make enough steps."""
-        before, took_s, count, rows = seen.stats, 0.0, 0, 0
-        for batch, total in sorted(stats.batch_steps.items() - before.batch_steps.items()):  # few of all sizes seen
-            if batch in stats.batch_s:
-                steps = total - before.batch_steps.get(batch, 0)
-                count, rows = count + steps, rows + steps * batch
-                took_s += stats.batch_s[batch] - before.batch_s.get(batch, 0.0)
+        before = seen.stats
+        count, rows, took_s = _decoded(before, stats)
         far = self._rules.lost * self._prices.seconds(0, TELLING_STEPS, rows / count) if count else 0.0
         if not count or took_s <= 0 or (count < TELLING_STEPS and took_s < far):
             return
@@ -206,3 +202,19 @@ class Tending:
         ]
         running.sort(key=lambda entry: entry.started_at or 0.0)
         self._loop.calls.abort(entry.id for entry in running[-count:])
+
+
+def _decoded(before: EngineStats, after: EngineStats) -> tuple[int, int, float]:
+    """Decode steps between two readings, the rows of all of them, and their seconds; by sizes of batches where the
+    engine has a table of them, since it may not know the seconds of all."""
+    if not after.batch_steps:
+        steps = after.decode_steps_total - before.decode_steps_total
+        rows = after.decode_tokens_total - before.decode_tokens_total
+        return steps, rows, after.decode_s_total - before.decode_s_total
+    count, all_rows, seconds = 0, 0, 0.0
+    for batch, total in sorted(after.batch_steps.items() - before.batch_steps.items()):  # few of all sizes seen
+        if batch in after.batch_s:
+            steps = total - before.batch_steps.get(batch, 0)
+            count, all_rows = count + steps, all_rows + steps * batch
+            seconds += after.batch_s[batch] - before.batch_s.get(batch, 0.0)
+    return count, all_rows, seconds

@@ -126,10 +126,11 @@ class Board:
             lengths = self._view.lengths
             self._likely = self._view.max_tokens if lengths is None else remaining_quantile(lengths, 0, q=LIKELY)
             self._order = self._view.least_taken(self._likely)
+        if self._next is None:
             self._next = next(self._order, None)
         if self._seen and (self._next is None or self._seen[0] < self._next):
             return heappop(self._seen)
-        item, self._next = self._next, next(self._order, None)
+        item, self._next = self._next, None
         return item
 
     def _most_room(self) -> float:

@@ -9,7 +9,7 @@ cancels the future of a `submit` calls `abort` as well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from gruppetto.engines.base import (
@@ -27,6 +27,9 @@ from gruppetto.ledger.engine import EngineModel
 from gruppetto.sim.engine.clockwork import NEVER, Clockwork
 from gruppetto.sim.engine.rows import PooledKV, Row
 from gruppetto.weights.base import Bucket
+
+_NO_STEPS: Mapping[int, int] = {}
+_NO_SECONDS: Mapping[int, float] = {}
 
 LengthOf = Callable[[GenerateRequest], int]
 """Model tokens the whole rollout has made where this call stops by itself (those already `made` included)."""
@@ -208,8 +211,14 @@ class SimEngine(Engine):
 
     def stats(self) -> EngineStats:
         self._run()
+        return self._snapshot(*self._clockwork.meters.batches())
+
+    def totals(self) -> EngineStats:
+        self._run()
+        return self._snapshot(_NO_STEPS, _NO_SECONDS)
+
+    def _snapshot(self, batch_steps: Mapping[int, int], batch_s: Mapping[int, float]) -> EngineStats:
         work, meters = self._clockwork, self._clockwork.meters
-        batch_steps, batch_s = meters.batches()
         return EngineStats(
             version=work.swaps[-1][1],
             running=len(work.running),
