@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.engines.base import EngineFinish, GenerateRequest, Sampling
@@ -347,3 +348,23 @@ def test_zeros_are_a_sequence():
     assert (list(zeros), len(zeros[1:3]), zeros[-1]) == ([0.0] * 5, 2, 0.0)
     with pytest.raises(IndexError):
         zeros[5]
+
+
+def test_totals_are_the_sums_of_the_tables():
+    """Who looks at many engines often takes them without the tables, and sees the same steps, rows and seconds."""
+
+    async def scene():
+        engine = engine_of(prefill_token_s=0.1, row_s=0.25)
+        calls = [asyncio.ensure_future(engine.generate(ask(f"r{i}", context=3, tokens=4 + 3 * i))) for i in range(6)]
+        seen = []
+        for _ in range(12):
+            await asyncio.sleep(1.7)
+            seen.append((engine.totals(), engine.stats()))
+        await asyncio.gather(*calls)
+        return seen
+
+    for totals, stats in play(scene):
+        assert structs.replace(stats, batch_steps={}, batch_s={}) == totals
+        assert sum(stats.batch_steps.values()) == totals.decode_steps_total
+        assert sum(rows * steps for rows, steps in stats.batch_steps.items()) == totals.decode_tokens_total
+        assert sum(stats.batch_s.values()) == pytest.approx(totals.decode_s_total)
