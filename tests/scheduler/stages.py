@@ -10,6 +10,7 @@ from gruppetto.scheduler.calls import RolloutCalls
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.types import FinishReason, Score, Segment, Task, TokenKind
 
+SAMPLING = Sampling(max_tokens=1, temperature=0.5, top_p=0.9, top_k=5, stop_ids=(3,), stop=("x",))
 TASK = Task(id="t", prompt_ids=range(8))
 
 
@@ -136,7 +137,7 @@ class Tool(Environment):
 
 def make(*engines, reward=None, environment=None, **changes):
     defaults = {"batch_groups": 1, "group_size": 4, "max_tokens": 100, "context": 1000}
-    settings = LoopSettings(sampling=Sampling(max_tokens=1, temperature=0.5, stop=("x",)), **(defaults | changes))
+    settings = LoopSettings(sampling=SAMPLING, **(defaults | changes))
     return RolloutCalls(settings, {e.name: e for e in engines}, reward or Judge(), environment)
 
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler.stages import TASK, Direct, Entry, Giving, Raising, Scripted, answer, drain, make, model
+from msgspec.structs import replace
+from scheduler.stages import SAMPLING, TASK, Direct, Entry, Giving, Raising, Scripted, answer, drain, make, model
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.engines.base import EngineFinish
@@ -99,12 +100,20 @@ def test_a_request_has_the_whole_context_and_the_rest_of_the_budget():
     one(engine, entry=Entry("g3.1", [model(3), seen, model(2)]), budget=17)
     (request,) = engine.requests
     assert list(request.token_ids) == [*range(8), 0, 1, 2, 7, 7, 0, 1]
-    assert (request.made, request.sampling.max_tokens) == (5, 17)
-    assert (request.sampling.temperature, request.sampling.stop) == (0.5, ("x",))
-    again = Scripted()
-    one(again, entry=Entry("g3.1"))
-    assert again.requests[0].sampling.seed == request.sampling.seed
-    assert again.requests[0].token_ids is TASK.prompt_ids
+    assert request.made == 5
+    assert request.sampling == replace(SAMPLING, max_tokens=17, seed=request.sampling.seed)
+
+
+def test_a_rollout_keeps_its_seed_and_no_other_has_it():
+    def asked(rid, segments):
+        engine = Scripted()
+        one(engine, entry=Entry(rid, segments))
+        return engine.requests[0]
+
+    begun, later, sibling, other = asked("g3.1", []), asked("g3.1", [model(3)]), asked("g3.2", []), asked("g4.1", [])
+    assert begun.sampling.seed == later.sampling.seed
+    assert len({begun.sampling.seed, sibling.sampling.seed, other.sampling.seed}) == 3
+    assert begun.token_ids is TASK.prompt_ids
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=5), st.data())
