@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import structs
+
 from gruppetto.engines.base import (
     Capabilities,
     Engine,
@@ -203,7 +205,7 @@ class EmbeddedEngine(Engine):
         if serving is not None:
             self._last = _snapshot(serving, live=len(self._calls))
         elif self._last is not None:
-            self._last = replace(self._last, running=0, waiting=len(self._calls))
+            self._last = structs.replace(self._last, running=0, waiting=len(self._calls))
         if self._last is None:
             raise EngineError(self.name, "has no statistics: it ended before it served")
         return self._last
