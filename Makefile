@@ -9,10 +9,12 @@ export HF_HUB_OFFLINE ?= 1
 
 install: .venv/installed
 
+# The package is compiled once, as an install that is not in place would do, so that a cold command need not.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
 	.venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,parquet,math,gym,tensorboard,gguf,dev]'
+	.venv/bin/python -m compileall -q src
 	touch $@
 
 demo: install
