@@ -24,10 +24,6 @@ MAX_BYTES = 48 << 20
 _RUN = 1
 _TRAIN, _PUBLISH, _MARKS = 1, 2, 3
 _COUNT_EVERY_S = 1e-3
-_SHOWN = {"start", "stop", "ready", "close", "drop", "eval", "error"} | {
-    f"{stage}_{edge}" for stage in ("train", "publish") for edge in ("begin", "end")
-}
-"""Kinds of events that are in the trace."""
 _READ_BYTES = 1 << 18
 
 
@@ -114,8 +110,7 @@ class Trace:
                 self._count_at = event.t + _COUNT_EVERY_S
                 yield from self._counters()
             self._last = event.t
-            if event.kind in _SHOWN:
-                yield from self._entry(event)
+            yield from self._entry(event)
         for rollout in list(self._open):
             yield self._slice(rollout, self._last, None, "open")
         yield from self._counters()
