@@ -17,6 +17,11 @@ SERVED = ('engine.type="sglang"', SERVE, "engine.slots=8", "rollout.timeout_s=12
 ASYNC = ('run.placement="disaggregated"', 'scheduler.type="async_bounded"', "scheduler.depth=2.0")
 
 
+def held_while(computing):
+    """SERVED, whose server decodes little while the `overlapping` run computes."""
+    return *SERVED, SERVE.replace('"-m", "gruppetto"', f'"{FEW_STEPS}", "{computing}"')
+
+
 def conserved(folder):
     """Each rollout is trained or dropped once, and the table adds up."""
     fates = [row["rollout"] for row in rollouts_of(folder)]
@@ -32,8 +37,8 @@ def weights_fit(folder):
     return compared and max(compared) < 2e-3  # tokens of the step's own version only
 
 
-def test_colocated_steps_on_a_server_started_here(train):
-    code, folder = train(*SERVED, "run.steps=3", 'scheduler.type="partial"', "scheduler.depth=1.5")
+def test_colocated_steps_on_a_server_started_here(train, overlapping, computing):
+    code, folder = train(*held_while(computing), "run.steps=3", 'scheduler.type="partial"', "scheduler.depth=5.0")
     assert code == 0
     assert [row["step"] for row in metrics_of(folder)] == [1, 2, 3]
     assert weights_fit(folder)
@@ -44,8 +49,7 @@ def test_colocated_steps_on_a_server_started_here(train):
 
 
 def test_weights_change_under_running_requests(train, overlapping, computing):
-    served = (*SERVED, SERVE.replace('"-m", "gruppetto"', f'"{FEW_STEPS}", "{computing}"'))
-    code, folder = train(*served, *ASYNC, "run.steps=6", "rollout.max_tokens=60", "engine.context=96")
+    code, folder = train(*held_while(computing), *ASYNC, "run.steps=6", "rollout.max_tokens=60", "engine.context=96")
     assert code == 0
     assert weights_fit(folder)
     mixed = [row for row in rollouts_of(folder) if len({version for version, _ in row["segments"]}) > 1]
