@@ -208,8 +208,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         ready, scheduled, jumping = self._ready, self._scheduled, self.jumping
         while True:
             jumping.turns += 1
-            if self._timer_cancelled_count:
-                self._forget_cancelled()
+            while scheduled and scheduled[0][2]._cancelled:
+                heappop(scheduled)[2]._scheduled = False
+                self._timer_cancelled_count -= 1
             if ready:
                 if jumping.turns >= _LOOK_EVERY:
                     self._process_events(jumping.select(0.0))  # type: ignore[attr-defined]
@@ -231,16 +232,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if self._stopping:
                 return
 
-    def _forget_cancelled(self) -> None:
-        """Takes cancelled timers from the head of the heap, and all of them once they are more than half of it."""
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """asyncio tells of each before it marks it. Those marked leave the heap once they are more than half of it; one
+        at its head leaves it in its turn."""
         scheduled = self._scheduled
-        if self._timer_cancelled_count > max(_SWEEP_FROM, len(scheduled) // 2):
-            scheduled[:] = [item for item in scheduled if not item[2]._cancelled]
-            heapify(scheduled)
-            self._timer_cancelled_count = 0
-        while scheduled and scheduled[0][2]._cancelled:
-            heappop(scheduled)[2]._scheduled = False
-            self._timer_cancelled_count -= 1
+        if handle._scheduled:  # type: ignore[attr-defined]
+            if self._timer_cancelled_count > max(_SWEEP_FROM, len(scheduled) // 2):
+                scheduled[:] = [item for item in scheduled if not item[2]._cancelled]
+                heapify(scheduled)
+                self._timer_cancelled_count = 0
+            self._timer_cancelled_count += 1
 
     def has_ready(self) -> bool:
         """Something can run at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,36 +116,38 @@ class Trace:
         yield from self._counters()
         yield from self._names()
 
-    def _entry(self, event: _Event) -> Iterator[_Entry]:
+    def _entry(self, event: _Event) -> Sequence[_Entry]:
         match event.kind:
             case "start":
-                if event.rollout in self._open:  # its engine was killed, and the run resumed
-                    yield self._slice(event.rollout, event.t, None, "lost")
-                self._start(event)
+                return self._start(event)
             case "stop" if event.rollout in self._open:
-                yield self._slice(event.rollout, event.t, event.tokens, event.reason)
+                return (self._slice(event.rollout, event.t, event.tokens, event.reason),)
             case "ready" if event.group is not None:
                 self._ready.add(event.group)
             case "close":
                 self._ready.difference_update(event.groups or ())
-                yield _mark(event, f"close {len(event.groups or ())} groups")
+                return (_mark(event, f"close {len(event.groups or ())} groups"),)
             case "drop" if event.rollout is None and event.group is not None:
                 self._ready.discard(event.group)
             case "train_begin" | "publish_begin":
                 self._begun[event.kind.removesuffix("_begin")] = event
             case "train_end" | "publish_end":
-                yield from self._span(event)
+                return self._span(event)
             case "eval" | "error":
-                yield _mark(event, f"{event.kind} {event.reason or ''}".strip())
+                return (_mark(event, f"{event.kind} {event.reason or ''}".strip()),)
+        return ()
 
-    def _start(self, event: _Event) -> None:
+    def _start(self, event: _Event) -> Sequence[_Entry]:
         assert event.rollout is not None
         assert event.engine is not None
+        killed = event.rollout in self._open  # its engine, and the run was resumed
+        before = (self._slice(event.rollout, event.t, None, "lost"),) if killed else ()
         if event.engine not in self._engines:
             self._engines[event.engine] = len(self._engines) + _RUN + 1
             self._lanes[event.engine] = _Lanes()
         self._open[event.rollout] = event
         self._lane[event.rollout] = self._lanes[event.engine].take()
+        return before
 
     def _slice(self, rollout: str | None, end: float, tokens: int | None, reason: str | None) -> _Slice:
         assert rollout is not None
@@ -157,13 +159,14 @@ class Trace:
             args.made = tokens - start.tokens
         return _complete(rollout, self._engines[start.engine], lane, start.t, end, args)
 
-    def _span(self, event: _Event) -> Iterator[_Slice]:
+    def _span(self, event: _Event) -> Sequence[_Slice]:
         kind = event.kind.removesuffix("_end")
         begun = self._begun.pop(kind, None)
-        if begun is not None:
-            lane = _TRAIN if kind == "train" else _PUBLISH
-            label = f"step {begun.step}" if kind == "train" else f"publish {begun.version}"
-            yield _complete(label, _RUN, lane, begun.t, event.t, _Args(step=begun.step, version=begun.version))
+        if begun is None:
+            return ()
+        lane = _TRAIN if kind == "train" else _PUBLISH
+        label = f"step {begun.step}" if kind == "train" else f"publish {begun.version}"
+        return (_complete(label, _RUN, lane, begun.t, event.t, _Args(step=begun.step, version=begun.version)),)
 
     def _counters(self) -> Iterator[_Entry]:
         """The counters that show something new, once all events of the last one's time are in; looked at once a

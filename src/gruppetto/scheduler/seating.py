@@ -193,11 +193,13 @@ class Seating:
         self._relist(seat)
 
     def _load(self, seat: EngineSeat, change: int) -> None:
+        before, after = seat.load, seat.load + change
+        seat.load = after
         if seat.capacity:
-            self._used += min(seat.load + change, seat.slots) - min(seat.load, seat.slots)
-            self._busy += (seat.load + change > 0) - (seat.load > 0)
-        seat.load += change
-        if seat.load >= seat.capacity or seat.load - change >= seat.capacity:
+            within = before <= seat.slots and after <= seat.slots
+            self._used += change if within else min(after, seat.slots) - min(before, seat.slots)
+            self._busy += (after > 0) - (before > 0)
+        if before >= seat.capacity or after >= seat.capacity:
             self._relist(seat)
 
     def _relist(self, seat: EngineSeat) -> None:

@@ -70,6 +70,8 @@ class Board:
         self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
         """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
         self._room: float | None = None
+        self._tokens = 0.0
+        """What the rollout that is placed now is likely to make still."""
         self._likely = 0.0
         self._order: Iterator[Taken] | None = None
         self._next: Taken | None = None
@@ -82,10 +84,11 @@ class Board:
 
     def place(self, rollout: RolloutView) -> str | None:
         """The engine for it, None where none has room, or where it waits for its own."""
+        self._tokens = remaining(self._view, rollout, LIKELY)
         home = self._view.engine(rollout.home) if rollout.home else None
         if home is not None and self._has_room(home) and self._takes(home, rollout):
             rows = home.load + self._added.get(home.name, 0) + 1
-            if self._view.rates is None or not self._rule.crowded(self._view, rollout, home, rows):
+            if self._view.rates is None or not self._rule.crowded(self._view, rollout, self._tokens, home, rows):
                 return self._take(home, rollout)
             there = self._least_taken(rollout)
             if there is None or there is home or not self._sooner(rollout, home, there, 0.0):
@@ -103,7 +106,7 @@ class Board:
 
     def _least_taken(self, rollout: RolloutView) -> EngineView | None:
         """The first with room for it."""
-        if self._rule.needs(self._view, rollout) > self._most_room():
+        if self._rule.count_kv and self._rule.needs(self._view, rollout) > self._most_room():
             return None
         aside, found = [], None
         while found is None and (item := self._take_next()) is not None:
@@ -166,8 +169,8 @@ class Board:
         rows = seat.load + self._added.get(seat.name, 0)
         expected = seat.expected + self._expected.get(seat.name, 0.0)
         kv = seat.kv_running + seat.kv_held + self._kv.get(seat.name, 0)
-        rows_beside = beside(rows, expected, remaining(self._view, rollout, LIKELY))
-        return self._rule.run_s(self._view, rollout, seat, rows_beside + 1, kv, moves=moves)
+        rows_beside = beside(rows, expected, self._tokens)
+        return self._rule.run_s(self._view, rollout, self._tokens, seat, rows_beside + 1, kv, moves=moves)
 
     def _wait_s(self, seat: EngineView) -> float:
         """Seconds until a place comes free there, beyond those that wait for it already."""
@@ -186,7 +189,7 @@ class Board:
     def _take(self, seat: EngineView, rollout: RolloutView) -> str:
         name = seat.name
         self._added[name] = self._added.get(name, 0) + 1
-        self._expected[name] = self._expected.get(name, 0.0) + remaining(self._view, rollout, LIKELY)
+        self._expected[name] = self._expected.get(name, 0.0) + self._tokens
         if seat.kv_capacity:
             self._kv[name] = self._kv.get(name, 0) + self._rule.needs(self._view, rollout)
         if seat.load + self._added[name] >= seat.capacity:

@@ -72,13 +72,14 @@ class Placing:
                 break
         return actions
 
-    def crowded(self, view: PoolView, rollout: RolloutView, home: EngineView, rows: int) -> bool:
-        """Whether decoding beside all of these `rows` costs more than a prefill and an engine alone: else nothing can
-        be gained by a move, whatever the other engines do."""
+    def crowded(self, view: PoolView, rollout: RolloutView, tokens: float, home: EngineView, rows: int) -> bool:
+        """Whether decoding its `tokens` beside all of these `rows` costs more than a prefill and an engine alone: else
+        nothing can be gained by a move, whatever the other engines do."""
         if home.slowness > 1:
             return True
-        stays_s = self.run_s(view, rollout, home, rows, home.kv_running + home.kv_held)
-        return pays(RULES, stays_s=stays_s, moves_s=self.run_s(view, rollout, home, 1, rollout.context, moves=True))
+        stays_s = self.run_s(view, rollout, tokens, home, rows, home.kv_running + home.kv_held)
+        moves_s = self.run_s(view, rollout, tokens, home, 1, rollout.context, moves=True)
+        return pays(RULES, stays_s=stays_s, moves_s=moves_s)
 
     def go_on(self, view: PoolView) -> Sequence[Action]:
         """Where rollouts at the end of a chunk go on."""
@@ -149,21 +150,30 @@ class Placing:
         there = min(seats, key=load)
         if not self.fits(view, there, rollout, 0, own=False):
             return home
-        stays_s = self.run_s(view, rollout, home, here, home.kv_running + home.kv_held)
+        tokens = remaining(view, rollout, LIKELY)
+        stays_s = self.run_s(view, rollout, tokens, home, here, home.kv_running + home.kv_held)
         kv = there.kv_running + there.kv_held + rollout.context
-        moves_s = self.run_s(view, rollout, there, load(there) + 1, kv, moves=True)
+        moves_s = self.run_s(view, rollout, tokens, there, load(there) + 1, kv, moves=True)
         return there if pays(RULES, stays_s=stays_s, moves_s=moves_s) else home
 
     def run_s(
-        self, view: PoolView, rollout: RolloutView, seat: EngineView, rows: float, kv: float, *, moves: bool = False
+        self,
+        view: PoolView,
+        rollout: RolloutView,
+        tokens: float,
+        seat: EngineView,
+        rows: float,
+        kv: float,
+        *,
+        moves: bool = False,
     ) -> float:
-        """Seconds to its likely end on an engine, beside `rows` rows (itself among them) that hold `kv` tokens; with a
+        """Seconds of `tokens` more on an engine, beside `rows` rows (itself among them) that hold `kv` tokens; with a
         prefill of its context where it `moves` there and no pool has its KV."""
         rates = view.rates
         assert rates is not None
         took_s = run_s(
             uncached=rollout.context if moves and not self.kv_pool else 0,
-            tokens=remaining(view, rollout, LIKELY),
+            tokens=tokens,
             prefill_s=rates.prefill_s,
             step_s=rates.step_s(rows, kv),
             margin=RULES.margin,
