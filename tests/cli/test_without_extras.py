@@ -6,6 +6,12 @@ import sys
 
 import pytest
 
+from gruppetto.data.parquet import read_parquet
+from gruppetto.data.procedural import gym_rows
+from gruppetto.data.tokenizer import HFTokenizer
+from gruppetto.errors import UserError
+from gruppetto.rewards.verifiers import VerifierSpec, load_verifier
+
 WITHOUT = """
 import sys
 
@@ -76,3 +82,42 @@ def test_a_module_of_an_extra_that_nobody_asked_for_first_is_named_with_it(tmp_p
     assert done.stderr == (
         'error: gruppetto explain needs safetensors, which is not installed; run: pip install "gruppetto[train]"\n'
     )
+
+
+def reads_parquet(folder):
+    return next(read_parquet(folder / "rows.parquet"))
+
+
+def draws_tasks(folder):
+    return gym_rows("chain_sum", 0, 1, {})
+
+
+def verifies_mathematics(folder):
+    return load_verifier(VerifierSpec(type="math"))
+
+
+def verifies_exercises(folder):
+    return load_verifier(VerifierSpec(type="reasoning_gym"))
+
+
+def tokenizes(folder):
+    return HFTokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("use", "module", "extra"),
+    [
+        (reads_parquet, "pyarrow", "parquet"),
+        (draws_tasks, "reasoning_gym", "gym"),
+        (verifies_mathematics, "math_verify", "math"),
+        (verifies_exercises, "reasoning_gym", "gym"),
+        (tokenizes, "transformers", "train"),
+    ],
+)
+def test_data_and_rewards_name_their_extra(tmp_path, monkeypatch, use, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError) as caught:
+        use(tmp_path)
+    said = str(caught.value)
+    assert f" needs {module}, which is not installed; " in said
+    assert said.endswith(f'run: pip install "gruppetto[{extra}]"')

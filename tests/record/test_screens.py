@@ -187,7 +187,8 @@ def test_tensorboard_says_which_extra_it_needs(monkeypatch, tmp_path):
     with pytest.raises(UserError) as caught:
         TensorBoardSink(tmp_path)
     assert str(caught.value) == (
-        'log.sinks = ["tensorboard"] needs tensorboardX; run: pip install "gruppetto[tensorboard]"'
+        'log.sinks = ["tensorboard"] needs tensorboardX, which is not installed; '
+        'run: pip install "gruppetto[tensorboard]"'
     )
 
 

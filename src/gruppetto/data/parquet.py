@@ -12,6 +12,7 @@ from typing import Any
 
 from gruppetto.data.records import Record
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 
 
 def read_parquet(path: Path) -> Iterator[Record]:
@@ -20,7 +21,7 @@ def read_parquet(path: Path) -> Iterator[Record]:
         import pyarrow as arrow
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise UserError(f"{path} needs pyarrow; write pip install 'gruppetto[parquet]'") from error
+        raise UserError(needs(str(path), "pyarrow")) from error
     number = 0
     try:
         with ParquetFile(path) as file:

@@ -15,6 +15,7 @@ from gruppetto.data.base import Row
 from gruppetto.data.read import Table
 from gruppetto.data.records import Problem, Record
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 from gruppetto.imports import load_function, one_line
 from gruppetto.rng import seed_for
 
@@ -30,9 +31,7 @@ def gym_rows(name: str, seed: int, size: int, args: Mapping[str, Any]) -> list[R
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise UserError(
-            "data.type = 'reasoning_gym' needs reasoning-gym; write pip install 'gruppetto[gym]'"
-        ) from error
+        raise UserError(needs('data.type = "reasoning_gym"', "reasoning_gym")) from error
     if name not in DATASETS:
         near = get_close_matches(name, DATASETS, n=1) or ["chain_sum"]
         raise UserError(f"data.path = {name!r} is no reasoning_gym data set; write data.path = {near[0]!r}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from gruppetto.data.base import Messages
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 from gruppetto.imports import one_line
 
 
@@ -84,7 +85,7 @@ def _load(folder: Path) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise UserError("tokenizing needs transformers; write pip install 'gruppetto[train]'") from error
+        raise UserError(needs("tokenizing", "transformers")) from error
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the library raises OSError, ValueError, KeyError … for a broken folder

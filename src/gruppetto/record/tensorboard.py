@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 from gruppetto.record.base import Recorder
 
 
@@ -18,9 +19,7 @@ class TensorBoardSink(Recorder):
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise UserError(
-                'log.sinks = ["tensorboard"] needs tensorboardX; run: pip install "gruppetto[tensorboard]"'
-            ) from None
+            raise UserError(needs('log.sinks = ["tensorboard"]', "tensorboardX")) from None
         self._writer = SummaryWriter(str(folder))
 
     def event(self, kind: str, t: float, **fields: Any) -> None:

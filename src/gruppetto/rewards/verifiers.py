@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 from gruppetto.rewards.function import Verifier, function_verifier
 from gruppetto.rewards.rules import Rule, Ungradable, exact, numeric, regex
 
@@ -34,12 +35,12 @@ def load_verifier(spec: VerifierSpec) -> Verifier:
     if spec.type == "function":
         return function_verifier(spec.path)
     if spec.type == "math":
-        _require("math_verify", "math")
+        _require("math_verify")
         from gruppetto.rewards.math import math_verifier
 
         return _without_prompt(math_verifier)
     if spec.type == "reasoning_gym":
-        _require("reasoning_gym", "gym")
+        _require("reasoning_gym")
         from gruppetto.rewards.gym import gym_verifier
 
         return _without_prompt(gym_verifier)
@@ -84,8 +85,8 @@ def _without_prompt(rule: Rule) -> Verifier:
     return lambda prompt, response, answer, extra: rule(response, answer, extra)
 
 
-def _require(module: str, extra: str) -> None:
+def _require(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"this reward needs {module}; write pip install 'gruppetto[{extra}]'") from error
+        raise UserError(needs("this reward", module)) from error

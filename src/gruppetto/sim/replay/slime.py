@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.errors import UserError
+from gruppetto.extras import needs
 from gruppetto.imports import one_line
 from gruppetto.sim.replay.endings import absent, ending_of
 from gruppetto.sim.replay.rows import Row
@@ -22,9 +23,7 @@ def load_pt(path: Path) -> Any:
     try:
         torch = importlib.import_module("torch")  # by name: this package must import without PyTorch
     except ImportError:
-        raise UserError(
-            f"{path} is a PyTorch file and PyTorch is not installed; pip install 'gruppetto[train]', or save it as JSON"
-        ) from None
+        raise UserError(needs(f"{path}, a PyTorch file,", "torch", "saved as JSON it is read without")) from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever a damaged file leads it to
