@@ -135,7 +135,7 @@ class _PlainEnds(Ends):
         return min(self.all, default=(1 << 60, 0, Row(0, [])))
 
 
-class _Plain(timeline._Engine):
+class _Plain(timeline.Engine):
     """Keeps nothing in order, and takes every row off at the end of a chunk."""
 
     def __post_init__(self) -> None:
@@ -170,7 +170,35 @@ def test_what_is_kept_in_order_is_as_if_it_were_sorted_and_taken_off_each_time(
     model = replace(MODEL, slots=slots, kv_capacity=capacity)
     found = lived()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timeline, "_Engine", _Plain)
+        patch.setattr(timeline, "Engine", _Plain)
+        patch.setattr(timeline, "undisturbed", lambda engine: False)
+        assert lived() == found
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    drawn=st.lists(st.tuples(st.integers(1, 400), st.floats(0, 20), st.integers(0, 1500)), min_size=4, max_size=40),
+    turns=st.integers(2, 12),
+    slots=st.sampled_from([2, 4, 64]),
+    capacity=st.sampled_from([0, 9_000, 20_000, 60_000, 200_000]),
+    live=st.sampled_from([None, 12]),
+    speculates=st.booleans(),
+)
+def test_while_there_is_room_for_everybody_all_happens_as_if_it_had_been_asked_for(
+    drawn: list[tuple[int, float, int]], turns: int, slots: int, capacity: int, live: int | None, speculates: bool
+) -> None:
+    def lived() -> tuple[object, ...]:
+        given_rows = [Row(64, [*[(n, wait)] * (turns - 1), (n, 0.0)], observation=more) for n, wait, more in drawn]
+        line = live_through(model, given_rows, by_kv=True, live=live, max_left=9000)
+        ends = [(row.started_s, row.ended_s) for row in line.rows]
+        sums = line.decode_s, line.prefill_s, line.steps, line.row_steps, line.prefill_tokens, line.most_rows
+        return line.times, line.progress, line.running, sums, ends
+
+    speculation = ((1, 2.0, 1.5),) if speculates else ()
+    model = replace(MODEL, slots=slots, kv_capacity=capacity, speculation=speculation)
+    found = lived()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline, "undisturbed", lambda engine: False)
         assert lived() == found
 
 

@@ -59,6 +59,13 @@ def test_steps_that_fit_invert_the_sum(model, rows, kv, steps, part):
     assert model.steps_in(rows, kv, seconds) == steps
 
 
+@given(PRICES, ROWS, KV, st.integers(1, 300), st.floats(-0.01, 1.2))
+def test_steps_past_a_time_are_one_more_than_fit(model, rows, kv, most, part):
+    seconds = part * model.steps_s(rows, kv, most)
+    steps = most if part >= 1 else min(most, model.steps_in(rows, kv, seconds) + 1)
+    assert model.steps_past(rows, kv, most, seconds) == (steps, model.steps_s(rows, kv, steps))
+
+
 @given(PRICES, st.integers(0, 1000), st.integers(1, 1000))
 def test_alone_is_prefill_and_every_step(model, prompt, tokens):
     expected = prompt * model.prefill_token_s + model.steps_s(1, prompt, tokens)

@@ -179,6 +179,33 @@ class EngineModel:
             steps += 1
         return steps
 
+    def steps_past(self, rows: int, kv: int, most: int, seconds: float) -> tuple[int, float]:
+        """The fewest decode steps that take longer than `seconds`, `most` of them at most, and what they take."""
+        flat = self.base_s + self.row_s * rows
+        read = (self.read_s(rows) if self.experts_s else self.weights_s) + self.kv_token_s * kv
+        grow = self.kv_token_s * rows
+        if self.speculation or grow == 0.0 or read < self.compute_row_s * rows:
+            return self._searched(rows, kv, most, seconds)
+        took = _reading_s(most, flat, read, grow)
+        if took <= seconds:
+            return most, took
+        linear, steps = flat + read - grow / 2, 1
+        if seconds > 0:
+            steps += int(2 * seconds / (linear + math.sqrt(linear * linear + 2 * grow * seconds)))
+        while steps > 1 and _reading_s(steps - 1, flat, read, grow) > seconds:
+            steps -= 1
+        while (took := _reading_s(steps, flat, read, grow)) <= seconds:
+            steps += 1
+        return steps, took
+
+    def _searched(self, rows: int, kv: int, most: int, seconds: float) -> tuple[int, float]:
+        """The same for steps of any kind."""
+        took = self.steps_s(rows, kv, most)
+        if took <= seconds:
+            return most, took
+        steps = self.steps_in(rows, kv, seconds) + 1
+        return steps, self.steps_s(rows, kv, steps)
+
     def _about(self, rows: int, kv: int, seconds: float) -> int:
         """`steps_in` up to rounding: the root of the quadratic."""
         if seconds <= 0:
@@ -226,3 +253,8 @@ class EngineModel:
     def alone_s(self, prompt: int, tokens: int) -> float:
         """Critical path of one rollout that has an engine to itself: prefill, then a L + b L + c (P L + L^2 / 2)."""
         return prompt * self.prefill_token_s + self.steps_s(1, prompt, tokens)
+
+
+def _reading_s(steps: int, flat: float, read: float, grow: float) -> float:
+    """`steps_s` where reading is the limit of every step."""
+    return steps * flat + steps * read + grow * (steps * (steps - 1) // 2)

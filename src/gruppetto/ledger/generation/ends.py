@@ -7,7 +7,7 @@ in which they began, so they need no heap, and most rows that run are in one.
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from gruppetto.ledger.generation.lived import Row
 
@@ -31,6 +31,13 @@ class Ends:
     def other(self, end: End) -> None:
         """Takes in one that will end earlier or later than a chunk from now."""
         heappush(self._others, end)
+
+    def take_others(self) -> list[End]:
+        """Gives those that are not in a whole chunk away, as a heap."""
+        others = [end for end in self._others if end[2].order == end[1]]
+        heapify(others)
+        self._others.clear()
+        return others
 
     def next_step(self) -> int:
         """The first step at which one of those that are still there ends. Somebody is."""

@@ -17,16 +17,18 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.ends import Ends
 from gruppetto.ledger.generation.line import Line
 from gruppetto.ledger.generation.lived import Row, Timeline
+from gruppetto.ledger.generation.roomy import live_undisturbed, undisturbed
 from gruppetto.ledger.generation.rules import CHUNK, FILLED, HOLD, TIMES_MORE
 
 
 @dataclass(slots=True)
-class _Engine:
+class Engine:
     """The state of the run."""
 
     model: EngineModel
@@ -51,6 +53,8 @@ class _Engine:
     reserved: int = 0
     any_most: float = 0.0
     """Tokens that 97 % of all rollouts do not exceed."""
+    short_turns: bool = False
+    """Admission counts KV, there are tools, and no turn needs more than is kept free for it, or a whole chunk."""
     changed: bool = True
     """Somebody came or left since admission by KV was tried."""
     freed: bool = False
@@ -297,6 +301,8 @@ class _Engine:
 
     def run(self) -> None:
         while self.running or self.new or self.back.rows or self.waiting or self.away:
+            if self.short_turns and undisturbed(self):
+                live_undisturbed(self)
             self.come_back()
             if self.capacity and self.kv + len(self.running) > self.capacity:
                 self.preempt()
@@ -331,10 +337,8 @@ class _Engine:
         steps = self.ends.next_step() - self.steps
         if self.capacity and rows > 1:
             steps = max(1, min(steps, (self.capacity - kv) // rows))
-        seconds = model.steps_s(rows, kv, steps)
-        if self.away and rows < self.slots and (gap := self.away[0][0] - self.now) < seconds:
-            steps = min(steps, model.steps_in(rows, kv, gap) + 1)
-            seconds = model.steps_s(rows, kv, steps)
+        gap = self.away[0][0] - self.now if self.away and rows < self.slots else inf
+        steps, seconds = model.steps_past(rows, kv, steps, gap)
         made = steps * rows
         self.now += seconds
         self.decode_s += seconds
@@ -368,7 +372,8 @@ def live_through(
     `max_left`: the longest that a rollout may come to; less than a chunk need not be kept free for it.
     """
     tools = any(len(row.turns) > 1 for row in rows)
-    engine = _Engine(model, by_kv, tools, live or len(rows), max_left, deque(rows), any_most=any_most)
+    engine = Engine(model, by_kv, tools, live or len(rows), max_left, deque(rows), any_most=any_most)
+    engine.short_turns = tools and by_kv and max(max(row.turns)[0] for row in rows) < min(engine.ahead + 1, CHUNK)
     engine.run()
     times, progress, running = engine.marks
     return Timeline(
