@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from ledger.test_layouts_models import dense, dense_32b
 
@@ -84,4 +82,4 @@ def test_offloaded_optimizer_state_is_in_host_memory_in_every_phase() -> None:
         assert phase.host.value >= away.host.value
         assert "trainer optimizer" not in phase.parts
     assert away.host.value == train.parts["optimizer"].value
-    assert replace(away, host=train.host).total == away.total
+    assert away._replace(host=train.host).total == away.total

@@ -8,9 +8,9 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from gruppetto.sim.workload.generator import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(NamedTuple):
     """Lengths and turns of a workload, and what names it in a config."""
 
     lengths: Lengths

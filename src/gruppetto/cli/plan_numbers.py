@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.units import seconds, size, tokens
@@ -38,8 +38,7 @@ def _number(text: str, name: str) -> float:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """How an option is read, and from where to where it makes sense."""
 
     read: Callable[[str, str], float]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """`value` in `unit` ("tokens", "bytes", "FLOP", "s", "GPU-s", "" for a ratio).
 
     `formula` is the arithmetic with the numbers in it, as a reader would check it by hand:

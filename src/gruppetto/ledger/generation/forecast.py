@@ -14,8 +14,7 @@ Every number is an expectation from the lengths' distribution and the engine's p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation.bounds import critical, ideal, staircase
@@ -31,8 +30,7 @@ _TAIL = 0.05
 _PARTS = ("worked_s", "away_s", "again_s", "apart_s", "behind_s", "held_s", "hidden_s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(NamedTuple):
     """A step in expectation. Seconds are wall time; tokens and rollouts of one batch."""
 
     step_s: Figure
@@ -91,7 +89,7 @@ def expected(rollouts: Rollouts, engines: Engines, trainer: Trainer, schedule: S
     much of the step, the scheduler goes by launch instead (`rules.TRAINER_SHARE`), and so does this."""
     if schedule.colocated or not schedule.stream or not orders(rollouts, engines, schedule):
         return _in_order(rollouts, engines, trainer, schedule)
-    found = _in_order(rollouts, engines, trainer, replace(schedule, probes=False))
+    found = _in_order(rollouts, engines, trainer, schedule._replace(probes=False))
     if trainer.token_s * rollouts.trained_tokens > TRAINER_SHARE * found.step_s.value:
         return found
     return _in_order(rollouts, engines, trainer, schedule)

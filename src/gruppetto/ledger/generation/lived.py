@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _RAMP = 0.2
 """Of a run of batches, the share at either end in which the engine is not full yet, or no more."""
@@ -36,8 +37,7 @@ class Row:
         self.tokens = sum([tokens for tokens, _ in self.turns])
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(NamedTuple):
     """What happened. `times` and `progress`: tokens that a rollout which is there all the time has made by then, on
     average over those that run and those that wait for a place; `running`: one that never waits."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
@@ -69,8 +70,7 @@ class Engines:
             raise UserError(f"engines = {self.count}: nothing generates; write 1 or more")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
+class Trainer(NamedTuple):
     """What comes after, or beside, the rollouts. Seconds."""
 
     token_s: float = 0.0
@@ -85,8 +85,7 @@ class Trainer:
     """From a rollout's end to its reward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Which scheduling is forecast.
 
     `depth`: groups outstanding, in batches. `max_staleness` k. `stream`: the trainer takes finished groups while the

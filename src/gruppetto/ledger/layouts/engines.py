@@ -94,7 +94,7 @@ class Engine:
         low = self.dtype in ("fp8", "mxfp4", "int4")
         if not low and self.gpu.fp8_flops:
             shares = served(self.model, "fp8")
-            narrow = replace(self, weights=shares, pricing=replace(self.pricing, shares=shares), dtype="fp8")
+            narrow = replace(self, weights=shares, pricing=self.pricing._replace(shares=shares), dtype="fp8")
             if narrow.search(gpus).candidates:
                 ways.append("serve it in fp8")
         ways += other_gpus(gpus, self.links.gpus_per_node, lambda count: bool(self.search(count).candidates))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import TrainLayout
@@ -24,8 +24,7 @@ Stage = tuple[int, int]
 OWNERS = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "communication", "context")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class Precision(NamedTuple):
     """Bytes a parameter while training. 2 + 2 + 12 = 16 (ZeRO, Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1);
     with fp32 gradients, as Megatron-core accumulates them, 18."""
 
@@ -71,8 +70,7 @@ class TrainWork:
         return max(1, math.ceil(self.tokens / (dp * self.micro_batch)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overheads:
+class Overheads(NamedTuple):
     """Memory that no tensor of the model explains, bytes a GPU."""
 
     context: float = 1.0e9
@@ -87,8 +85,7 @@ class Overheads:
 OVERHEADS = Overheads()
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """What one GPU holds, by owner, and what there is. Bytes."""
 
     parts: dict[str, Figure]

@@ -8,8 +8,9 @@ they leave nothing (`fits` is false then).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout
@@ -19,8 +20,7 @@ from gruppetto.ledger.models.model import Model, Tensor
 from gruppetto.ledger.units import show_size, show_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOverheads:
+class ServeOverheads(NamedTuple):
     """Memory of an engine that is neither weights nor KV, bytes a GPU, and how much of the GPU it takes."""
 
     fraction: float = 0.9
@@ -49,8 +49,7 @@ class ServeOverheads:
 SERVE_OVERHEADS = ServeOverheads()
 
 
-@dataclass(frozen=True, slots=True)
-class KVShare:
+class KVShare(NamedTuple):
     """What one tensor-parallel rank keeps of a sequence, bytes: for each token, for each token in a window, in all."""
 
     growing: float
@@ -78,8 +77,7 @@ def kv_share(model: Model, tp: int, element_bytes: float = 2.0) -> KVShare:
     return KVShare(growing, tuple(sorted(windows.items())), model.state_bytes() / tp)
 
 
-@dataclass(frozen=True, slots=True)
-class ServeMemory:
+class ServeMemory(NamedTuple):
     """What one GPU of an engine holds, by owner; `parts["kv"]` is the pool. Bytes."""
 
     layout: ServeLayout

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gruppetto.ledger.models.model import Kind, Model, Tensor
 
@@ -28,8 +29,7 @@ WHOLE_NAMES = ("_a_proj", "indexer")
 """Attention tensors that every tensor-parallel rank holds whole: latent down-projections, the sparse indexer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Parameters of one kind, and how many layers have them."""
 
     elements: float

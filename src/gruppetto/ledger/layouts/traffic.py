@@ -6,7 +6,7 @@ Estimates to rank layouts by, not forecasts. Promise: a dimension of one rank co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.ledger.layouts.layout import TrainLayout
 from gruppetto.ledger.layouts.memory import TrainWork, held
@@ -17,8 +17,7 @@ TRAIN_EFFICIENCY = 0.4
 """Share of the peak that the matrix products reach, to turn FLOP into seconds when layouts are ranked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class Links(NamedTuple):
     """Bytes/s that one GPU sends, one direction: in its node and out of it. Defaults: NVLink 4, and 400 Gb/s a GPU."""
 
     node: float = 450e9

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.machines.gpus import GPU
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """What joins ranks. `bytes_s` is what one rank gets in one direction."""
 
     name: str

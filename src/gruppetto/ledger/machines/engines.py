@@ -10,7 +10,8 @@ once and prices many layouts; `engine_model` is the whole list of one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
@@ -31,8 +32,7 @@ def experts_read(experts: int, top_k: int, rows: float) -> float:
     return experts * (1.0 - math.pow(1.0 - min(top_k, experts) / experts, rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(NamedTuple):
     """Prices of a decode step of one engine, as `EngineModel` has them. Seconds."""
 
     base_s: float
@@ -49,8 +49,7 @@ class Decode:
         return (self.base_s + max(read, self.compute_row_s * rows)) / rows + self.row_s
 
 
-@dataclass(frozen=True, slots=True)
-class Pricing:
+class Pricing(NamedTuple):
     """A model on a GPU, counted once, to be priced in any layout."""
 
     model: Model
@@ -82,8 +81,7 @@ class Pricing:
             read=replace(model, mixers=mixers),
             kv_bytes=kv_bytes,
             peak=gpu.peak(real_type(model, dtype)),
-            links=replace(
-                links,
+            links=links._replace(
                 node=links.node * efficiency.nvlink * reached,
                 network=links.network * efficiency.network * reached,
             ),

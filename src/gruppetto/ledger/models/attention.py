@@ -6,7 +6,7 @@ DeepSeek-V3.2 (DeepSeek Sparse Attention).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.models.families import Family
@@ -16,8 +16,7 @@ from gruppetto.ledger.models.model import Mixer
 from gruppetto.ledger.models.parts import Parts
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(NamedTuple):
     """Query heads, KV heads, dimension of a key and of a value."""
 
     query: int

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 PRE = ("input_layernorm", "post_attention_layernorm")
 SANDWICH = (*PRE, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -19,8 +18,7 @@ POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 JAMBA = ("input_layernorm", "pre_ff_layernorm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """One model_type's facts. None = the config's own key decides."""
 
     general: bool = False
@@ -106,7 +104,7 @@ _LLAMA = Family()
 _QWEN2 = Family(qkv_bias=True, o_bias=False, shared_name="shared_expert", bias_keys=("qkv_bias",))
 _QWEN3 = Family(qk_norm="head")
 _NEXT = Family(qk_norm="head", query_gate=True, state="delta", shared_name="shared_expert")
-_Q35 = replace(_NEXT, state="delta_split", experts="stacked")
+_Q35 = _NEXT._replace(state="delta_split", experts="stacked")
 _DEEPSEEK = Family(router_bias="buffer")
 _GLM_MOE = Family(qk_norm="head", qk_norm_key="use_qk_norm", o_bias=False, router_bias="buffer")
 _GRANITE_MOE = Family(
@@ -126,22 +124,22 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(qkv_bias=False, o_bias=False),
     "ministral": Family(qkv_bias=False, o_bias=False),
     "ministral3": Family(qkv_bias=False, o_bias=False),
-    "mixtral": replace(_MOE_W, qkv_bias=False, o_bias=False),
+    "mixtral": _MOE_W._replace(qkv_bias=False, o_bias=False),
     "cwm": _LLAMA,
     "smollm3": _LLAMA,
     "granite": _LLAMA,
-    "helium": replace(_LLAMA, o_bias=False),
+    "helium": _LLAMA._replace(o_bias=False),
     "arcee": Family(form="plain"),
     "minicpm3": _LLAMA,
     "mimo": Family(qkv_bias=True, o_bias=False),
-    "qwen2": replace(_QWEN2, bias_keys=()),
-    "qwen2_vl_text": replace(_QWEN2, bias_keys=()),
-    "qwen2_5_vl_text": replace(_QWEN2, bias_keys=()),
-    "qwen2_moe": replace(_QWEN2, qkv_bias=None),
+    "qwen2": _QWEN2._replace(bias_keys=()),
+    "qwen2_vl_text": _QWEN2._replace(bias_keys=()),
+    "qwen2_5_vl_text": _QWEN2._replace(bias_keys=()),
+    "qwen2_moe": _QWEN2._replace(qkv_bias=None),
     "qwen3": _QWEN3,
     "qwen3_moe": _QWEN3,
     "qwen3_vl_text": _QWEN3,
-    "qwen3_vl_moe_text": replace(_QWEN3, experts="transposed"),
+    "qwen3_vl_moe_text": _QWEN3._replace(experts="transposed"),
     "qwen3_next": _NEXT,
     "qwen3_5_text": _Q35,
     "qwen3_5_moe_text": _Q35,
@@ -151,8 +149,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma4_text": Family(norms=SANDWICH, pattern=6, qk_norm="head", moe="", experts="stacked"),
     "vaultgemma": Family(norms=("input_layernorm", "pre_feedforward_layernorm"), pattern=2),
     "phi3": Family(fused_qkv="qkv_proj", form="fused", names=("", "gate_up_proj", "down_proj"), qkv_bias=False),
-    "phi": replace(
-        _BIASED,
+    "phi": _BIASED._replace(
         norms=("input_layernorm",),
         final="final_layernorm",
         out="dense",
@@ -163,7 +160,7 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm_names=("q_layernorm", "k_layernorm"),
         qk_norm_bias=True,
     ),
-    "phimoe": replace(_MOE_W, norm_bias=True),
+    "phimoe": _MOE_W._replace(norm_bias=True),
     "glm": Family(form="fused", names=("", "gate_up_proj", "down_proj"), o_bias=False),
     "glm4": Family(
         form="fused",
@@ -179,17 +176,17 @@ FAMILIES: Mapping[str, Family] = {
         o_bias=False,
         norms=(*PRE, "post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
-    "glm4v_moe_text": replace(_GLM_MOE, qk_norm_key="", qk_norm=""),
+    "glm4v_moe_text": _GLM_MOE._replace(qk_norm_key="", qk_norm=""),
     "glm4_moe_lite": _DEEPSEEK,
-    "glm_moe_dsa": replace(_DEEPSEEK, mlp_bias=False),
-    "solar_open": replace(_DEEPSEEK, o_bias=False),
+    "glm_moe_dsa": _DEEPSEEK._replace(mlp_bias=False),
+    "solar_open": _DEEPSEEK._replace(o_bias=False),
     "deepseek_v2": _LLAMA,
     "deepseek_v3": _DEEPSEEK,
-    "deepseek_v32": replace(_DEEPSEEK, mlp_bias=False),
-    "deepseek_v4": replace(_DEEPSEEK, shared="one"),
+    "deepseek_v32": _DEEPSEEK._replace(mlp_bias=False),
+    "deepseek_v4": _DEEPSEEK._replace(shared="one"),
     "kimi_k2": _DEEPSEEK,
-    "kimi_linear": replace(_DEEPSEEK, state="kda"),
-    "dots1": replace(_DEEPSEEK, qk_norm="head"),
+    "kimi_linear": _DEEPSEEK._replace(state="kda"),
+    "dots1": _DEEPSEEK._replace(qk_norm="head"),
     "gpt_oss": Family(
         sinks=True,
         pattern=2,
@@ -206,9 +203,9 @@ FAMILIES: Mapping[str, Family] = {
         shared="always",
         shared_name="shared_expert",
     ),
-    "minimax_m2": replace(_MOE_W, qk_norm="full", router_bias="buffer"),
-    "minimax": replace(_MOE_W, state="lightning"),
-    "mimo_v2_flash": replace(_DEEPSEEK, window_sinks=True, window_kv=2, o_bias=False),
+    "minimax_m2": _MOE_W._replace(qk_norm="full", router_bias="buffer"),
+    "minimax": _MOE_W._replace(state="lightning"),
+    "mimo_v2_flash": _DEEPSEEK._replace(window_sinks=True, window_kv=2, o_bias=False),
     "olmo": Family(norms=(), norm_after=False),
     "olmo2": Family(norms=POST, qk_norm="full"),
     "olmo3": Family(norms=POST, qk_norm="full", pattern=4),
@@ -303,8 +300,7 @@ FAMILIES: Mapping[str, Family] = {
         norms=("operator_norm", "ffn_norm"),
         state="conv",
     ),
-    "gpt2": replace(
-        _BIASED,
+    "gpt2": _BIASED._replace(
         root="transformer.",
         layer="h.*.",
         embed="wte",
@@ -330,8 +326,7 @@ FAMILIES: Mapping[str, Family] = {
         mlp_bias=True,
         head_bias=True,
     ),
-    "persimmon": replace(
-        _BIASED,
+    "persimmon": _BIASED._replace(
         final="final_layernorm",
         fused_qkv="query_key_value",
         out="dense",
@@ -341,8 +336,7 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm_bias=True,
         qk_norm_names=("q_layernorm", "k_layernorm"),
     ),
-    "gpt_neox": replace(
-        _BIASED,
+    "gpt_neox": _BIASED._replace(
         root="gpt_neox.",
         embed="embed_in",
         final="final_layer_norm",
@@ -369,7 +363,7 @@ FAMILIES: Mapping[str, Family] = {
         names=("", "dense_h_to_4h", "dense_4h_to_h"),
     ),
 }
-FAMILIES = {**FAMILIES, "gpt_bigcode": FAMILIES["gpt2"], "lfm2_moe": replace(FAMILIES["lfm2"], expert_names=_W)}
+FAMILIES = {**FAMILIES, "gpt_bigcode": FAMILIES["gpt2"], "lfm2_moe": FAMILIES["lfm2"]._replace(expert_names=_W)}
 
 UNKNOWN = Family(
     general=True, bias_keys=("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "bias")

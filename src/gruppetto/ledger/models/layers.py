@@ -6,8 +6,7 @@ first k dense) is one rule here, and lists win over periods.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.models.families import Family
@@ -32,8 +31,7 @@ KINDS = {
 BLOCKS = {"M": "state", "*": "full", "-": "dense", "E": "moe"}
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """`mixers` of full, sliding, chunked, state, sparse, compressed, hybrid; `feed` is dense, moe, both or none."""
 
     mixers: tuple[str, ...]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from gruppetto.errors import UserError
@@ -45,7 +44,7 @@ def read_config(config: Mapping[str, Any], name: str) -> Model:
             "the usual decoder layout alone."
         )
     if text is not config and isinstance(config.get("vision_config"), Mapping):
-        family = replace(family, root=family.nested)
+        family = family._replace(root=family.nested)
     keys = Keys(text, defaults_of(model_type), name)
     for names in (_WIDTH, _DEPTH):
         if all(text.get(key) is None for key in names):  # a config that lacks these is no whole one, whatever the class

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.lengths import LognormalLengths
@@ -41,24 +41,21 @@ SIZES = (
 Values = dict[str, Placed]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(NamedTuple):
     """What to take and why."""
 
     placement: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """One point of a sweep: placements by name."""
 
     at: float | str
     placed: Values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(NamedTuple):
     """The same ask along one axis."""
 
     axis: str
@@ -67,8 +64,7 @@ class Sweep:
     """Points where nothing can be placed, each with the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flip:
+class Flip(NamedTuple):
     """Where the recommendation changes between two points of a sweep."""
 
     axis: str

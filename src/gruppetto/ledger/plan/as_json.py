@@ -204,7 +204,7 @@ def _placed(plan: Plan, placed: Placed) -> Json:
         "train_gpus": placed.trainer.used,
         "staleness": placed.staleness.value,
         "timeline": spans(placed),
-        "losses": [asdict(item) for item in items],
+        "losses": [item._asdict() for item in items],
         "beside_training": {cost.name: _figure(cost.seconds) for cost in placed.trainer.costs},
         "seats": {seat.name: {"bytes": seat.held.value, "resident": seat.resident} for seat in placed.trainer.seats},
         "layouts": _layouts(placed),

@@ -6,7 +6,7 @@ Promise: what cannot be is refused here in one line, with the nearest thing that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.generation import Rollouts, asynchronous
@@ -23,16 +23,14 @@ advance/delta_weight_sync.md)."""
 Placement = Literal["colocated", "disaggregated", "async", "elastic"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
+class Judge(NamedTuple):
     """A model that scores: it reads prompt and response and writes a verdict."""
 
     model: Model
     verdict_tokens: int = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sandboxes:
+class Sandboxes(NamedTuple):
     """Where tool calls or tests run. Seconds, cores and bytes of one execution or image."""
 
     exec_s: float = 0.0

@@ -8,7 +8,7 @@ not sum to is an item too, "unexplained", which shows where accounts of one seco
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.units import show_flops
@@ -17,8 +17,7 @@ Item = tuple[str, float, str]
 UNEXPLAINED = "unexplained"
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(NamedTuple):
     """A share of all GPU-seconds of a step."""
 
     name: str

@@ -12,8 +12,8 @@ step. The ceiling is the same where nothing has a tail and nobody waits but for 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -34,8 +34,7 @@ TRIED = 2
 """Splits, the best by their bounds, whose expected step is made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(NamedTuple):
     """One placement of a run. Seconds of a step; GPU-seconds over all GPUs."""
 
     name: str

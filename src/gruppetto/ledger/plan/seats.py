@@ -11,7 +11,7 @@ in host memory, and every turn is paid for over the host link. Promise: a seat i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -26,8 +26,7 @@ STATE_BYTES = 16.0
 STATE_SOURCE = "Rajbhandari et al. 2020, arXiv:1910.02054"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Seat(NamedTuple):
     """One model beside the policy. Bytes of one GPU."""
 
     name: str
@@ -85,7 +84,7 @@ def _judge(ask: Ask, gpus: int) -> Seat:
 
 def in_turn(ask: Ask, found: Sequence[Seat], gpus: int, reserved: float) -> tuple[Seat, ...]:
     """The same seats in host memory while others work. Raises `UserError` where the host, or the GPU, has no room."""
-    away = tuple(replace(seat, resident=False) for seat in found)
+    away = tuple(seat._replace(resident=False) for seat in found)
     room = ask.gpu.memory * OVERHEADS.usable - reserved - OVERHEADS.context
     for seat in away:
         if seat.held.value > room:

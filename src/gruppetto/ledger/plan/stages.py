@@ -7,8 +7,8 @@ and what is computed again in the backward pass is not counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation import Engines, ideal
@@ -27,8 +27,7 @@ JUDGE_ROOM = 4 / 3
 """Times its weights that a judge's engine takes, KV with it; assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(NamedTuple):
     """The work of one stage over a whole batch. `memory_bytes` is what it must hold at once, over all GPUs."""
 
     name: str

@@ -10,8 +10,9 @@ than too short.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -38,16 +39,14 @@ _TRAFFIC = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds of a batch beside what the stages compute."""
 
     name: str
     seconds: Figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSide:
+class TrainerSide(NamedTuple):
     """A trainer on at most `gpus` GPUs. Seconds of a whole batch."""
 
     gpus: int
@@ -133,11 +132,11 @@ class Trainers:
         memory = train_memory(ask.model, layout, self.work, ask.gpu.memory)
         parts = memory.parts | {seat.name: seat.held for seat in beside if seat.resident}
         away = sum(seat.host for seat in beside)
-        host = replace(memory.host, value=memory.host.value + away) if away else memory.host
+        host = memory.host._replace(value=memory.host.value + away) if away else memory.host
         return TrainerSide(
             gpus=gpus,
             layout=layout,
-            memory=replace(memory, parts=parts, host=host),
+            memory=memory._replace(parts=parts, host=host),
             stages=tuple((stage, stage.gpu_s.value / layout.gpus) for stage in self.beside),
             costs=tuple(cost for cost in self._costs(layout, beside) if cost.seconds.value > 0),
             seats=beside,
@@ -204,7 +203,7 @@ class Trainers:
             host = train_seconds(
                 0.0, ask.gpu, layout.gpus, host_state=STATE_BYTES * ask.model.params, efficiency=ask.efficiency
             )
-            yield Cost("optimizer in host memory", replace(host, source=ask.efficiency.source("host_optimizer")))
+            yield Cost("optimizer in host memory", host._replace(source=ask.efficiency.source("host_optimizer")))
         for seat in beside:
             if not seat.resident:
                 yield Cost(f"turns of the {seat.name}", turn_s(ask, seat, layout.gpus))

@@ -9,8 +9,7 @@ Promise: the payload is never above a full one, because the encoding with the fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -26,8 +25,7 @@ INDEX_BYTES = {"int32": 4.0, "gap16": 2.0, "bitmap": 0.0, "dense": 0.0}
 """Of one changed element: its position, or the gap to the last one (an escape where it is longer than 65,534)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(NamedTuple):
     """One delta sync, next to the full one it replaces."""
 
     encoding: Encoding

@@ -7,7 +7,7 @@ point-to-point reshard computes which parts overlap and gathers nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
@@ -17,8 +17,7 @@ from gruppetto.ledger.transfers.pieces import Piece
 from gruppetto.ledger.units import show_size
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step of the mapping."""
 
     name: str

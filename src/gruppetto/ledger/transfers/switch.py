@@ -13,8 +13,7 @@ engine drops them. Promises: `seconds` is the sum of the hand-overs; nothing is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -35,8 +34,7 @@ OPTIMIZER_BYTES = 12.0
 """A parameter: fp32 master copy, two fp32 moments (ZeRO, arXiv:1910.02054, section 3.1)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
+class HandOver(NamedTuple):
     """One thing that leaves or comes back, on one GPU."""
 
     what: str
@@ -46,8 +44,7 @@ class HandOver:
     seconds: Figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
+class Switch(NamedTuple):
     """All hand-overs of one step: to training and back."""
 
     hand_overs: tuple[HandOver, ...]

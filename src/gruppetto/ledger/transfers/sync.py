@@ -14,8 +14,7 @@ never above what the parts that move bytes take. Published runs overlap the part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
@@ -39,8 +38,7 @@ JOINED_RATES = (60e9, 5e9)
 _BULK = ("mlp", "expert")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sync:
+class Sync(NamedTuple):
     """One weight sync. Bytes are of the fullest rank, unless said."""
 
     how: How
@@ -81,8 +79,7 @@ class Sync:
         return self.expected.value / step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bytes:
+class _Bytes(NamedTuple):
     """Numbers that bound and parts are made of."""
 
     total: float
