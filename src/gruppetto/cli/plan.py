@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -320,6 +319,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _command() -> str:
+    import shlex
+
     return shlex.join(["gruppetto", *sys.argv[1:]])
 
 

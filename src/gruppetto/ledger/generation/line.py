@@ -16,7 +16,7 @@ _HERE = 1 << 40
 """Tokens by which those whose context is still on the engine come before all others."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Line:
     """The first of `rows`, as many as `keys`, are in order; who is appended comes into it with the next `put_in_order`.
     `gone` lost their context since."""

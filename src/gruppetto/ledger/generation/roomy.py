@@ -19,15 +19,12 @@ from gruppetto.ledger.generation.lived import Row
 if TYPE_CHECKING:
     from gruppetto.ledger.generation.timeline import Engine
 
-Mark = tuple[float, float]
-"""(when, tokens that a row has made since the mark before)."""
-
 
 def undisturbed(engine: Engine) -> bool:
     """Whether nobody waits, the contexts of all who are away are here, and one more finds room."""
     if engine.back.rows or engine.new or engine.waiting or len(engine.idle) < len(engine.away):
         return False
-    return _has_room(engine, 1, 0)
+    return _room_for(engine, len(engine.running) + 1, 0)
 
 
 def live_undisturbed(engine: Engine) -> None:
@@ -35,75 +32,70 @@ def live_undisturbed(engine: Engine) -> None:
 
     To begin with it is `undisturbed`, and no turn is as long as a chunk.
     """
-    ends, marks, made = engine.ends.take_others(), list[Mark](), 0.0
-    while engine.running or engine.away:
-        if engine.away and engine.away[0][0] <= engine.now:
-            came = _come_back(engine)
-            if not _has_room(engine, len(came), sum([row.observation for row in came])):
-                engine.back.rows.extend(came)
-                break
-            _take_in(engine, came, ends)
-        if not engine.running:
-            made += _wait(engine, made, marks)
-            continue
-        if engine.missing:
-            _prefill(engine, marks)
-        made += _decode(engine, ends, marks)
-    _settle(engine, ends, marks)
+    running, away, ends = engine.running, engine.away, engine.ends.take_others()
+    made = list[float]()  # tokens that a row has made since the mark before
+    while running or away:
+        if away and away[0][0] <= engine.now and not _come_back(engine, ends, made):
+            break
+        if running:
+            _decode(engine, ends, made)
+        else:
+            _wait(engine, made)
+    _settle(engine, ends, made)
 
 
-def _come_back(engine: Engine) -> list[Row]:
-    """Those whose tools have ended, the largest contexts first: in this order they are admitted."""
-    away, now, came = engine.away, engine.now, []
-    while away and away[0][0] <= now:
-        row = heappop(away)[2]
-        row.context += row.observation
-        came.append(row)
-    if len(came) > 1:
-        came.sort(key=lambda row: -row.context)
-    return came
-
-
-def _has_room(engine: Engine, more: int, fresh: int) -> bool:
-    """Whether so many more find places, and KV for a chunk of each row beside all contexts and what is `fresh`."""
-    rows = len(engine.running) + more
+def _room_for(engine: Engine, rows: int, fresh: int) -> bool:
+    """Whether so many have places, and KV for a chunk of each beside all contexts there are and what is `fresh`."""
     if rows > engine.slots or rows > engine.live:
         return False
     capacity = engine.capacity
     return not capacity or engine.kv + engine.idle_kv + fresh + rows * engine.ahead <= capacity
 
 
-def _take_in(engine: Engine, came: list[Row], ends: list[End]) -> None:
-    steps, running, idle, order = engine.steps, engine.running, engine.idle, engine.orders
+def _come_back(engine: Engine, ends: list[End], made: list[float]) -> bool:
+    """Takes in all whose tools have ended, the largest contexts first, and prefills what the tools have answered. False
+    where there is no room for all of them: they wait in `back`."""
+    away, now, running, came, fresh = engine.away, engine.now, engine.running, [], 0
+    while away and away[0][0] <= now:
+        row = heappop(away)[2]
+        row.context += row.observation
+        fresh += row.observation
+        came.append(row)
+    if not _room_for(engine, len(running) + len(came), fresh):
+        engine.back.rows.extend(came)
+        return False
+    if len(came) > 1:
+        came.sort(key=lambda row: -row.context)
+    steps, idle, order, kv = engine.steps, engine.idle, engine.orders, engine.kv
     for row in came:
-        held = idle.pop(row)
-        engine.idle_kv -= held
-        engine.missing += row.context - held
-        engine.kv += row.context
+        engine.idle_kv -= idle.pop(row)
+        kv += row.context
         order += 1
         row.order, row.begin = order, steps
         running[order] = row
         heappush(ends, (steps + row.left, order, row))
-    engine.orders = order
+    engine.orders, engine.kv = order, kv
     if len(running) > engine.most_rows:
         engine.most_rows = len(running)
+    if fresh:
+        _prefill(engine, fresh, made)
+    return True
 
 
-def _prefill(engine: Engine, marks: list[Mark]) -> None:
-    engine.prefill_tokens += engine.missing
+def _prefill(engine: Engine, tokens: int, made: list[float]) -> None:
+    engine.prefill_tokens += tokens
     if not engine.model.prefill_elsewhere:
-        seconds = engine.missing * engine.model.prefill_token_s
+        seconds = tokens * engine.model.prefill_token_s
         engine.now += seconds
         engine.prefill_s += seconds
-        marks.append((engine.now, 0.0))
-    engine.missing = 0
+        engine.marks[0].append(engine.now)
+        made.append(0.0)
 
 
-def _decode(engine: Engine, ends: list[End], marks: list[Mark]) -> int:
-    """Until one comes back, or until all are away. Returns the tokens that each has made who was there all the time."""
+def _decode(engine: Engine, ends: list[End], made: list[float]) -> None:
+    """Until one comes back, or until all are away."""
     running, away, steps_past, slots = engine.running, engine.away, engine.model.steps_past, engine.slots
-    now, begin, kv = engine.now, engine.steps, engine.kv
-    at = begin
+    now, at, kv, times = engine.now, engine.steps, engine.kv, engine.marks[0]
     while running:
         rows = len(running)
         gap = away[0][0] - now if away and rows < slots else inf
@@ -113,13 +105,14 @@ def _decode(engine: Engine, ends: list[End], marks: list[Mark]) -> int:
         kv += steps * rows
         engine.decode_s += seconds
         engine.row_steps += steps * rows
-        marks.append((now, steps))
+        engine.progress += steps
+        times.append(now)
+        made.append(steps)
         while ends and ends[0][0] <= at:
             kv -= _leave(engine, heappop(ends)[2], now)
         if away and away[0][0] <= now:
             break
     engine.now, engine.steps, engine.kv = now, at, kv
-    return at - begin
 
 
 def _leave(engine: Engine, row: Row, now: float) -> int:
@@ -139,16 +132,17 @@ def _leave(engine: Engine, row: Row, now: float) -> int:
     return row.context
 
 
-def _wait(engine: Engine, made: float, marks: list[Mark]) -> float:
-    """Until the first comes back. Returns the tokens of one that would have had the engine to itself."""
+def _wait(engine: Engine, made: list[float]) -> None:
+    """Until the first comes back."""
     gap = max(0.0, engine.away[0][0] - engine.now)
     engine.now += gap
-    alone = gap / max(engine.model.step_s(1, int(engine.progress + made)), 1e-12)
-    marks.append((engine.now, alone))
-    return alone
+    alone = gap / max(engine.model.step_s(1, int(engine.progress)), 1e-12)  # who is there has it alone
+    engine.progress += alone
+    engine.marks[0].append(engine.now)
+    made.append(alone)
 
 
-def _settle(engine: Engine, ends: list[End], marks: list[Mark]) -> None:
+def _settle(engine: Engine, ends: list[End], made: list[float]) -> None:
     """What was left open meanwhile."""
     for end in ends:
         engine.ends.other(end)
@@ -156,9 +150,7 @@ def _settle(engine: Engine, ends: list[End], marks: list[Mark]) -> None:
         row.reserved = engine.needs(row)
     engine.reserved = sum([row.reserved for row in engine.running.values()])
     engine.changed = True
-    times, progress, running = engine.marks
-    times.extend([when for when, _ in marks])
-    made = [tokens for _, tokens in marks]
-    progress[-1:] = accumulate(made, initial=engine.progress)
-    running[-1:] = accumulate(made, initial=engine.ran)
-    engine.progress, engine.ran = progress[-1], running[-1]
+    _, progress, ran = engine.marks  # nobody waits, so both grow by the same
+    progress[-1:] = accumulate(made, initial=progress[-1])
+    ran[-1:] = accumulate(made, initial=ran[-1])
+    engine.ran = ran[-1]

@@ -27,7 +27,7 @@ from gruppetto.ledger.generation.roomy import live_undisturbed, undisturbed
 from gruppetto.ledger.generation.rules import CHUNK, FILLED, HOLD, TIMES_MORE
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Engine:
     """The state of the run."""
 
