@@ -53,7 +53,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--debug", action="store_true", help="show the traceback of an error (or set GRUPPETTO_DEBUG=1)"
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True, prog=parser.prog)
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name in [only] if only else COMMANDS:
         import_module(f"gruppetto.cli.{name.replace('-', '_')}").add_parser(subparsers)
     for subparser in subparsers.choices.values():

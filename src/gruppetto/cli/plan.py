@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gruppetto.errors import UserError
@@ -273,6 +272,8 @@ def _against(args: argparse.Namespace) -> int:
 
 def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     """run.toml of the recommended placement, or of the one that was asked for."""
+    from pathlib import Path
+
     from gruppetto.ledger.plan.written import trainable_toml
 
     placed = _chosen(found, args)
@@ -284,7 +285,7 @@ def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     folder = folder.parent if folder.name == "config.json" else folder
     model = str(folder) if folder.is_dir() else ""
     text = trainable_toml(found, placed, workload=workload, model_path=model, command=_command())
-    write_text(Path(args.write), text)
+    write_text(args.write, text)
     print(f"{args.write}: {placed.name}; gruppetto simulate {args.write}", file=sys.stderr)
 
 
@@ -306,16 +307,17 @@ def write_json(target: str, data: Any) -> None:
     if target == "-":
         print(text)
     else:
-        write_text(Path(target), text + "\n")
+        write_text(target, text + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(target: str, text: str) -> None:
     """Writes a file. Raises `UserError` where that cannot be."""
     try:
-        path.write_text(text, "utf-8")
+        with open(target, "w", encoding="utf-8") as file:
+            file.write(text)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{str(path)[:200]} cannot be written: {why}; write another file") from None
+        raise UserError(f"{target[:200]} cannot be written: {why}; write another file") from None
 
 
 def _command() -> str:
@@ -334,4 +336,4 @@ def _write_data(found: Plan, args: argparse.Namespace) -> None:
     if args.html:
         from gruppetto.ledger.page import page
 
-        write_text(Path(args.html), page(data))
+        write_text(args.html, page(data))

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gruppetto.errors import UserError
@@ -90,7 +90,7 @@ def workload_of(args: argparse.Namespace) -> Given:
         return _drawn(family(name).workload, name, args)
     if name in PUBLISHED:
         return _drawn(PUBLISHED[name].workload, name, args)
-    if name and _exists(name):
+    if name and os.path.exists(name):
         return _recorded(name, args)
     from difflib import get_close_matches
 
@@ -100,13 +100,6 @@ def workload_of(args: argparse.Namespace) -> Given:
         f"--workload {name[:80]!r}: no kind ({', '.join(KINDS)}), no named workload "
         f"({', '.join([*FAMILIES, *PUBLISHED])}) and no file; write --workload {near} or the path of recorded rollouts"
     )
-
-
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):  # a name too long, or with a NUL
-        return False
 
 
 def _by_numbers(args: argparse.Namespace, name: str) -> Given:
@@ -173,6 +166,8 @@ def given_of(workload: Workload, name: str = "") -> Given:
 
 
 def _recorded(path: str, args: argparse.Namespace) -> Given:
+    from pathlib import Path
+
     from gruppetto.sim.replay.read import read_trace
 
     _refuse_sizes(args, path)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from gruppetto.errors import UserError
@@ -154,23 +154,26 @@ def _check_files(args: argparse.Namespace) -> None:
             continue
         if target == "" or (target == "-" and name in ("html", "write")):
             raise UserError(f"--{name} {target!r}: no name of a file; write --{name} {_USUAL[name]}")
-        same = target if target == "-" else str(Path(target).absolute())
+        same = target if target == "-" else os.path.abspath(target)
         if same in taken:
             raise UserError(f"--{taken[same]} and --{name} both write {target}; give one of them another file")
         taken[same] = name
         if target != "-":
-            _check_file(name, Path(target))
+            _check_file(name, target)
 
 
 _USUAL = {"json": "plan.json", "html": "plan.html", "request": "request.json", "write": "run.toml"}
 
 
-def _check_file(name: str, path: Path) -> None:
-    if "\0" in str(path):
-        raise UserError(f"--{name} {_short(str(path))}: no name of a file; write --{name} {_USUAL[name]}")
+def _check_file(name: str, target: str) -> None:
+    from pathlib import Path
+
+    if "\0" in target:
+        raise UserError(f"--{name} {_short(target)}: no name of a file; write --{name} {_USUAL[name]}")
+    path = Path(target)
     try:
         why = "it is a folder" if path.is_dir() else "" if path.parent.is_dir() else f"no folder {path.parent}"
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
     if why:
-        raise UserError(f"--{name} {_short(str(path))} cannot be written: {why}; write --{name} {_USUAL[name]}")
+        raise UserError(f"--{name} {_short(target)} cannot be written: {why}; write --{name} {_USUAL[name]}")

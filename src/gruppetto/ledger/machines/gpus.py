@@ -7,7 +7,6 @@ known one; a file with a missing or absurd figure is refused with what would do.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from gruppetto.errors import UserError
@@ -151,9 +150,8 @@ def gpu_of(name: str) -> GPU:
     Raises `UserError` for a name that is not known, with the nearest that is, and for a file with a figure missing or
     out of any sense.
     """
-    path = Path(name)
-    if path.suffix.lower() in (".toml", ".json"):
-        return _checked(_table(path), name)
+    if name.lower().endswith((".toml", ".json")):
+        return _checked(_table(name), name)
     found = _by_key(_key(name))
     if found is not None:
         return found
@@ -176,11 +174,13 @@ def _by_key(key: str) -> GPU | None:
     return next((gpu for name, gpu in GPUS.items() if _key(name) == key), None)
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _table(name: str) -> dict[str, Any]:
     """What the file says. A file may hold the figures at its top or in a table [gpu]."""
     import json
     import tomllib
+    from pathlib import Path
 
+    path = Path(name)
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)

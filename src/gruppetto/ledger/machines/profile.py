@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields
-from pathlib import Path
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
@@ -23,14 +22,14 @@ def profile_efficiency(name: str) -> Efficiency | None:
 
     Raises `UserError` for a figure that an efficiency set does not have, or that is no number.
     """
-    path = Path(name)
-    if path.suffix.lower() not in (".toml", ".json"):
+    if not name.lower().endswith((".toml", ".json")):
         return None
     import tomllib
+    from pathlib import Path
 
     try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
+        text = Path(name).read_text(encoding="utf-8")
+        table = tomllib.loads(text) if name.lower().endswith(".toml") else json.loads(text)
     except (OSError, ValueError):
         return None  # `gpu_of` reads the same file, and says what is wrong with it
     if not isinstance(table, dict) or "efficiency" not in table:

@@ -7,7 +7,7 @@ that is no config, is one `UserError` line with the nearest thing that works.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 from gruppetto.errors import UserError
@@ -33,28 +33,20 @@ def model_of(source: str) -> Model:
     """
     if not source.strip():
         raise UserError("model is empty; write the path of a config.json, or a name such as Qwen3-8B")
-    path = _path(source)
-    if path is not None and (path.is_file() or (path / "config.json").is_file()):
-        return _from_file(path / "config.json" if path.is_dir() else path, source)
+    path = os.path.expanduser(source)
+    for file in (path, os.path.join(path, "config.json")):
+        if os.path.isfile(file):
+            return _from_file(file, source)
     if source.endswith(".json") or source.startswith((".", "/", "~")):
-        what = "the folder has no config.json" if path is not None and path.is_dir() else "no such file"
+        what = "the folder has no config.json" if os.path.isdir(path) else "no such file"
         raise UserError(f"model {source!r}: {what}; write the path of a config.json, or a name such as Qwen3-8B")
     return _from_name(source)
 
 
-def _path(source: str) -> Path | None:
-    """`source` as a path that can be asked for, None where it can be none."""
-    try:
-        path = Path(source).expanduser()
-        path.is_file()
-    except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL, of an unknown user
-        return None
-    return path
+def _from_file(file: str, source: str) -> Model:
+    from pathlib import Path
 
-
-def _from_file(path: Path, source: str) -> Model:
-    if not path.is_file():
-        raise UserError(f"model {source!r}: the folder has no config.json; write the folder of a Hugging Face model")
+    path = Path(file)
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:

@@ -7,9 +7,9 @@ is counted by the general rule, and the model says so. `defaults_of` has what th
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 PRE = ("input_layernorm", "post_attention_layernorm")
@@ -378,8 +378,8 @@ def family_of(model_type: str) -> Family | None:
 
 @cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    text = (Path(__file__).parent / "defaults.json").read_text(encoding="utf-8")
-    tables: dict[str, dict[str, Any]] = json.loads(text)
+    with open(os.path.join(os.path.dirname(__file__), "defaults.json"), encoding="utf-8") as file:
+        tables: dict[str, dict[str, Any]] = json.load(file)
     return tables
 
 
