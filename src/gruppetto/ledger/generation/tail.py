@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation.lived import Timeline
 from gruppetto.ledger.generation.sizes import Rollouts
-from gruppetto.ledger.lengths.base import Lengths, Table
+from gruppetto.ledger.lengths.base import Lengths, Table, whole_power
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -277,7 +277,7 @@ def _mixed(weights: NDArray[Any], ended: NDArray[Any], made: NDArray[Any], group
     """From P(ended | kind) and E[L; ended | kind], both kinds x points."""
     import numpy as np
 
-    others = ended ** (group_size - 1)
+    others = whole_power(ended, group_size - 1)
     tokens = weights @ (group_size * others * np.minimum(made, ended * cap))
     return _Shares(weights @ ended, weights @ (others * ended), tokens)
 

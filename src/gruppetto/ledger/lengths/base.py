@@ -159,7 +159,7 @@ def _group_below(lengths: Lengths, group_size: int) -> NDArray[Any]:
     import numpy as np
 
     table = lengths.table()
-    return np.asarray(table.weights @ table.below**group_size)
+    return np.asarray(table.weights @ whole_power(table.below, group_size))
 
 
 @lru_cache(maxsize=64)
@@ -210,25 +210,31 @@ def _top(lengths: Lengths, groups: int, group_size: int) -> NDArray[Any]:
     table = lengths.table()
     most = min(EXACT, groups * group_size)
     terms = min(most, group_size + 1)
-    above = 1 - table.below
     one = np.zeros((terms, len(table.grid)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for j in range(terms):
-            choose = _binomial(group_size, j)
-            one[j] = choose * (table.weights @ (above**j * table.below ** (group_size - j)))
+    fewer = [whole_power(table.below, group_size + 1 - terms)]
+    for _ in range(terms - 1):
+        fewer.append(fewer[-1] * table.below)
+    more = np.ones_like(table.below)
+    for j in range(terms):
+        one[j] = _binomial(group_size, j) * (table.weights @ (more * fewer.pop()))
+        more *= 1 - table.below
     counts = _power(one, groups, most)
     more = 1 - np.cumsum(counts, axis=0)  # P(more than k members above x)
     return np.asarray(table.grid[0] + np.trapezoid(np.clip(more, 0.0, 1.0), table.grid, axis=1))
 
 
-def whole_power(waves: NDArray[Any], times: int) -> NDArray[Any]:
-    """Complex numbers to a whole power of 1 or more, by squaring: numpy's power goes through logarithms, or step by
-    step."""
-    found = waves
+def whole_power(numbers: NDArray[Any], times: int) -> NDArray[Any]:
+    """Numbers, complex ones too, to a whole power of 0 or more, by squaring: numpy's power goes through logarithms, or
+    step by step."""
+    import numpy as np
+
+    if not times:
+        return np.ones_like(numbers)
+    found = numbers
     for bit in f"{times:b}"[1:]:
         found = found * found
         if bit == "1":
-            found *= waves
+            found *= numbers
     return found
 
 
@@ -239,26 +245,24 @@ def _binomial(n: int, k: int) -> int:
 
 
 def _power(one: NDArray[Any], times: int, most: int) -> NDArray[Any]:
-    """The first `most` terms of the `times`-fold convolution along axis 0."""
-    import numpy as np
-
-    result = np.zeros((most, one.shape[1]))
-    result[0] = 1.0
-    square = np.zeros((most, one.shape[1]))
-    square[: len(one)] = one
-    while times:
+    """The first `most` terms of the `times`-fold convolution along axis 0, `times` 1 or more."""
+    found, square = None, one
+    while True:
         if times & 1:
-            result = _convolve(result, square)
+            found = square if found is None else _convolve(found, square, most)
         times >>= 1
-        if times:
-            square = _convolve(square, square)
-    return result
+        if not times:
+            assert found is not None
+            return found
+        square = _convolve(square, square, most)
 
 
-def _convolve(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def _convolve(a: NDArray[Any], b: NDArray[Any], most: int) -> NDArray[Any]:
+    """The first `most` terms along axis 0."""
     import numpy as np
 
-    out = np.zeros_like(a)
-    for j in range(len(b)):
-        out[j:] += a[: len(a) - j] * b[j]
+    out = np.zeros((min(most, len(a) + len(b) - 1), a.shape[1]))
+    for j in range(min(len(b), len(out))):
+        reached = out[j : j + len(a)]
+        reached += a[: len(reached)] * b[j]
     return out

@@ -132,7 +132,7 @@ def _waits(tools: Tools, calls: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[
     mass = np.clip(mass, 0, None)
     mass /= mass.sum()
     waves = np.fft.rfft(mass, 2 * _CELLS)
-    powers = (whole_power(waves, count) if count else np.ones_like(waves) for count in calls)
+    powers = (whole_power(waves, count) for count in calls)
     below = [np.cumsum(np.fft.irfft(power, 2 * _CELLS))[:_CELLS] for power in powers]
     return np.arange(_CELLS) * step, np.clip(np.array(below), 0.0, 1.0)
 
