@@ -52,7 +52,7 @@ def test_training_state_is_16_bytes_a_parameter_and_18_with_fp32_gradients() -> 
     assert state(dense(), TrainLayout()) == pytest.approx(128.5e9, rel=1e-3)
     assert state(dense_32b(), TrainLayout()) == pytest.approx(524.2e9, rel=1e-3)
     assert state(dense_32b(), TrainLayout(dp=8)) == pytest.approx(65.5e9, rel=1e-3)
-    work = replace(WORK, precision=FP32_GRADIENTS)
+    work = WORK._replace(precision=FP32_GRADIENTS)
     assert state(dense_32b(), TrainLayout(), work) == pytest.approx(18 / 16 * 524.2e9, rel=1e-3)
 
 
@@ -121,11 +121,11 @@ def test_experts_that_do_not_divide_are_rounded_up_on_the_fullest_rank() -> None
 
 def test_an_early_stage_keeps_activations_of_as_many_micro_batches_as_stages_follow() -> None:
     shares, layout = shares_of(dense()), TrainLayout(pp=4)
-    work = replace(WORK, tokens=1e6)
+    work = WORK._replace(tokens=1e6)
     first, last = (activation_bytes(shares, layout, work, stage) for stage in ((0, 8), (3, 8)))
     again = 2 * layer_width(shares) * 8192
     assert (first - again, last - again) == (4 * 8 * 2 * 4096 * 8192, 8 * 2 * 4096 * 8192)
-    alone = activation_bytes(shares, layout, replace(WORK, tokens=8192), (0, 8))
+    alone = activation_bytes(shares, layout, WORK._replace(tokens=8192), (0, 8))
     assert alone == last  # one micro-batch in all
 
 
@@ -206,7 +206,7 @@ def test_ranks_together_hold_at_least_the_whole_model(model: Model, layout: Trai
 @given(model=models, layout=layouts(), data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_parts_sum_to_the_whole_and_no_stage_holds_more(model: Model, layout: TrainLayout, data: st.DataObject) -> None:
-    shares, work = shares_of(model), replace(WORK, tokens=1e6, recompute=data.draw(st.sampled_from(["full", "none"])))
+    shares, work = shares_of(model), WORK._replace(tokens=1e6, recompute=data.draw(st.sampled_from(["full", "none"])))
     memory = train_memory(model, layout, work, 80e9)
     assert tuple(memory.parts) == OWNERS
     assert memory.total == sum(figure.value for figure in memory.parts.values())

@@ -88,7 +88,7 @@ def test_671b_is_served_by_8_h200_in_fp8_and_not_by_8_h100() -> None:
 
 
 def test_kv_too_small_for_one_longest_sequence_is_a_reason() -> None:
-    work = replace(SERVE, longest=65536)
+    work = SERVE._replace(longest=65536)
     kinds = [kind for kind, _, _ in serve_layouts(dense_32b(), H100, 8, work).grouped()]
     assert "kv" in kinds
 
@@ -199,7 +199,7 @@ def test_every_engine_fits_or_has_one_reason(model: Model, gpus: int, dtype: str
 @given(model=models, power=st.integers(0, 9))
 @settings(max_examples=30, deadline=None)
 def test_what_fits_some_gpus_fits_twice_as_many(model: Model, power: int) -> None:
-    work = replace(WORK, sequences=0)
+    work = WORK._replace(sequences=0)
     if train_layouts(model, H100, 1 << power, work).candidates:
         assert train_layouts(model, H100, 2 << power, work).candidates
 
@@ -217,7 +217,7 @@ def test_a_dimension_of_one_rank_has_no_traffic(model: Model, tp: int, dp: int) 
 def test_a_pipeline_with_more_micro_batches_has_less_of_a_bubble() -> None:
     shares, layout, links = shares_of(dense()), TrainLayout(pp=4), Links.of(H100)
     few, many = (
-        seconds(shares, layout, replace(WORK, tokens=8192.0 * count), H100, links, (1e9, 0.0))["pipeline"] / count
+        seconds(shares, layout, WORK._replace(tokens=8192.0 * count), H100, links, (1e9, 0.0))["pipeline"] / count
         for count in (4, 64)
     )
     assert many < few / 4

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
@@ -26,8 +27,7 @@ better over them."""
 Answer = Candidate[ServeLayout] | Rejection[ServeLayout]
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(NamedTuple):
     """An engine to be laid over GPUs. `weights` are bytes."""
 
     model: Model
@@ -94,7 +94,7 @@ class Engine:
         low = self.dtype in ("fp8", "mxfp4", "int4")
         if not low and self.gpu.fp8_flops:
             shares = served(self.model, "fp8")
-            narrow = replace(self, weights=shares, pricing=self.pricing._replace(shares=shares), dtype="fp8")
+            narrow = self._replace(weights=shares, pricing=self.pricing._replace(shares=shares), dtype="fp8")
             if narrow.search(gpus).candidates:
                 ways.append("serve it in fp8")
         ways += other_gpus(gpus, self.links.gpus_per_node, lambda count: bool(self.search(count).candidates))

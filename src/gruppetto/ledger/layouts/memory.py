@@ -10,7 +10,6 @@ Promise: the parts sum to `total`, and no stage of the layout holds more.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -42,8 +41,7 @@ BF16 = Precision()
 FP32_GRADIENTS = Precision(gradients=4.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainWork:
+class TrainWork(NamedTuple):
     """What passes through the trainer in a step, and how. Tokens and sequences of all ranks together, unless said."""
 
     tokens_per_micro_batch: int
@@ -58,7 +56,7 @@ class TrainWork:
     """full: a layer's input is kept, the rest computed again in the backward pass. none: all is kept."""
     logits_chunk: int = 2048
     """Tokens whose logits exist at once (fused or chunked cross-entropy, as in Liger Kernel, arXiv:2410.10989)."""
-    precision: Precision = field(default_factory=Precision)
+    precision: Precision = Precision()
 
     @property
     def micro_batch(self) -> int:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.serving import KVShare
 from gruppetto.ledger.machines.engines import Pricing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeWork:
+class ServeWork(NamedTuple):
     """What the engines are asked for: sequences live at once over all of them, and their lengths in tokens."""
 
-    sequences: float = 0.0
-    """0 = as many as fit."""
     context: float
     """Mean tokens that a live sequence holds."""
     longest: float
     """Tokens of the longest sequence, which one replica's KV must take."""
+    sequences: float = 0.0
+    """0 = as many as fit."""
     slots: int = 512
     """Rows of one attention replica."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
@@ -35,8 +36,7 @@ MOST_TP = 32
 Answer = Candidate[TrainLayout] | Rejection[TrainLayout]
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
+class Trainer(NamedTuple):
     """A trainer to be laid over GPUs."""
 
     shares: Shares
@@ -93,7 +93,7 @@ class Trainer:
         """Where a batch has fewer sequences than GPUs, more GPUs are to be judged by memory alone."""
         if not self.work.sequences:
             return self
-        return replace(self, work=replace(self.work, sequences=max(self.work.sequences, sequences)))
+        return self._replace(work=self.work._replace(sequences=max(self.work.sequences, sequences)))
 
     def _host(self, layout: TrainLayout) -> Objection | None:
         """What is offloaded must find room in the node."""
