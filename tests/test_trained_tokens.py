@@ -3,12 +3,13 @@
 from array import array
 from dataclasses import replace
 
-from controlled import Run
+from controlled import PARTIAL, Run
 
 from gruppetto.buffer.batch import build_batch
 from gruppetto.clock import run_virtual
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
 from gruppetto.scheduler.policies.freshness import Freshness
+from gruppetto.sim.stages import sketch_batch
 from gruppetto.types import NO_VERSION, Score, Segment, Task, TokenKind, TokenUse
 
 
@@ -44,18 +45,13 @@ def test_the_bound_is_exact_and_what_a_tool_said_is_never_trained_on():
 
 def test_a_batch_of_which_nothing_is_trained_on_is_said_with_its_step(tmp_path):
     async def main():
-        run = Run(tmp_path)
+        run = Run(tmp_path, policy=replace(PARTIAL, freshness=Freshness(0, "mask")))
         plain = run.controller.stages.build_batch
 
         def build(groups, version, freshness, advantages):
-            batch = plain(groups, version, freshness, advantages)
-            if version != 2:
-                return batch
-            masked = [
-                replace(s, use=array("B", [TokenUse.STALE if u == TokenUse.TRAINED else u for u in s.use]))
-                for s in batch.samples
-            ]
-            return replace(batch, samples=tuple(masked))
+            for member in (m for group in groups for m in group.members if version == 2):
+                member.segments = [replace(segment, version=0) for segment in member.segments]
+            return plain(groups, version, freshness, advantages)
 
         run.controller.stages.build_batch = build
         await run.controller.run()
@@ -66,3 +62,15 @@ def test_a_batch_of_which_nothing_is_trained_on_is_said_with_its_step(tmp_path):
     assert notice["reason"] == (
         "no token of step 3's batch was trained on, the weights stay: its 9 rollouts have none that is young enough"
     )
+
+
+def test_of_a_simulated_batch_which_holds_no_tokens_it_is_not_said(tmp_path):
+    async def main():
+        run = Run(tmp_path)
+        run.controller.stages.build_batch = sketch_batch
+        await run.controller.run()
+        return run
+
+    run = run_virtual(main())
+    assert [row["tokens/batch_trained"] > 0 for row in run.record.steps] == 6 * [True]
+    assert run.kinds("notice") == []

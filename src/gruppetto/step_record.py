@@ -380,6 +380,7 @@ def _group_rows(
             "generate_s": round(entry.seconds, 6),
             "tool_s": round(entry.tool_seconds, 6),
             "prompt": group.task.prompt,
+            "prompt_tokens": group.prompt,
             "response": decode([i for s in entry.segments for i in s.token_ids]) if decode else None,
             "answer": group.task.answer,
         }

@@ -64,6 +64,14 @@ def rows(run):
         ("layered", "scheduler.max_staleness=1", *DISAGGREGATED),
         ("async_bounded", "scheduler.max_staleness=1", *DISAGGREGATED),
         ("partial", "log.rollouts=false"),
+        (
+            "layered",
+            "scheduler.max_staleness=1",
+            "sim.workload=lengths",
+            "sim.lengths.prompt_tokens=3000",
+            *DISAGGREGATED,
+        ),
+        ("layered", "sim.workload=april-4b", "sim.kv_tokens=40000"),
     ],
     ids=lambda settings: "-".join(settings).replace("scheduler.", ""),
 )

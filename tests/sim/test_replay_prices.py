@@ -2,7 +2,8 @@
 
 import pytest
 
-from gruppetto.sim.replay.prices import Start, fit_prices
+from gruppetto.record.explain.read import Event
+from gruppetto.sim.replay.prices import Start, fit_prices, starts_of
 
 CONFIG = {"engine": {"count": 1, "slots": 8}, "run": {"placement": "colocated"}}
 
@@ -62,3 +63,32 @@ def test_the_first_step_warms_up_and_is_left_out():
 def test_a_record_that_says_nothing_of_its_engines_leaves_them_as_configured():
     assert (found := fit_prices([{"step": 1, "version": 1}], CONFIG, [])).sim == {}
     assert "does not say how fast" in found.words[0]
+
+
+def test_who_goes_on_where_its_kv_is_brings_no_prompt_again():
+    """Four rollouts of 150 tokens of prompt, each of two chunks; one moves, and is prefilled whole."""
+    starts = [Start(0, 0)] * 4 + [Start(0, 32, kept=True)] * 3 + [Start(0, 32)]
+    found = fit_prices([step(1, {8: 50}, **{"perf/prefill_tokens": 5 * 150 + 32})], CONFIG, starts)
+    assert found.prompt_tokens == 150
+    assert found.sim["prefill_token_s"] == pytest.approx(0.3 / (5 * 150 + 32))
+
+
+def test_nobody_is_prefilled_more_than_there_is():
+    """Rollouts that were thrown off and prefilled twice make no prompt longer than it is; siblings may share one."""
+    rows = [step(1, {8: 50})]
+    assert fit_prices(rows, CONFIG, [Start(0, 0)] * 4, 120).prompt_tokens == 120
+    assert fit_prices(rows, CONFIG, [Start(0, 0)] * 8, 120).prompt_tokens == 75
+
+
+def test_kv_is_kept_after_a_chunk_and_in_a_tool_call_where_it_is_the_same_engine():
+    def run(rollout, *events):
+        return [Event(0.0, kind, rollout, engine=engine, reason=reason) for kind, engine, reason in events]
+
+    begun = ("start", "e0", None)
+    events = [
+        *run("g0.0", begun, ("stop", "e0", "chunk"), begun, ("stop", "e0", "stop"), begun),
+        *run("g0.1", begun, ("stop", "e0", "chunk"), ("start", "e1", None)),
+        *run("g0.2", begun, ("stop", "e0", "abort"), begun),
+        *run("g0.3", begun, ("stop", "e0", "error"), begun),
+    ]
+    assert [start.kept for start in starts_of(events)] == [False, True, True, *6 * [False]]

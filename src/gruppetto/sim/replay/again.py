@@ -11,7 +11,6 @@ not hold is never made up silently: `Replay.words` has a line for everything tha
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections import Counter
@@ -23,15 +22,15 @@ from typing import Any
 from gruppetto.config.loader import Loaded, document_lines, load
 from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
-from gruppetto.record.explain.read import read_run
+from gruppetto.record.explain.read import RunRecord, read_run
 from gruppetto.sim import compare
 from gruppetto.sim.replay.demand import ReplayDemand
 from gruppetto.sim.replay.launched import launched
-from gruppetto.sim.replay.prices import Prices, Row, Start, fit_prices
+from gruppetto.sim.replay.prices import Prices, Row, fit_prices, starts_of
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.replay.running import ORACLE
 from gruppetto.sim.replay.trace import Trace, TraceRollout
-from gruppetto.sim.workload.families import FAMILIES, family
+from gruppetto.sim.simulate import is_simulated, workload_of
 
 FEWEST = 10
 """Steps that a trace of another system is run for at least: policies differ by what one step leaves to the next."""
@@ -115,10 +114,14 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
             f"{folder}/config.resolved.json has no [{lacks[0]}]; replay a run folder of this version, or write out its "
             "lengths as a table"
         )
-    starts = [Start(event.version or 0, event.tokens or 0) for event in record.events() if event.kind == "start"]
-    prices = _prices(folder, record.rows, config, starts)
-    known_prompt = prices.prompt_tokens if prices.exact else None
-    found = launched(trace, folder, int(config["rollout"]["group_size"]), known_prompt)
+    simulated = is_simulated(folder.resolve())
+    prices = _prices(trace, record, simulated)
+    if (
+        not simulated
+    ):  # the fit says what was prefilled of prompts: siblings may share theirs, which these engines do not
+        trace = replace(trace, rollouts=tuple(replace(r, prompt_tokens=None) for r in trace.rollouts))
+    usual = prices.prompt_tokens if simulated else None
+    found = launched(trace, folder, int(config["rollout"]["group_size"]), usual)
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
     tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, "failures": []}
     above = {
@@ -147,20 +150,23 @@ def _known(config: Row, table: str) -> dict[str, Any]:
     return {key: value for key, value in config.get(table, {}).items() if key in fields}
 
 
-def _prices(folder: Path, rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Prices:
+def _prices(trace: Trace, record: RunRecord, simulated: bool) -> Prices:
     """Fitted; a simulated run says its prices itself."""
-    found = fit_prices(rows, config, starts)
-    try:
-        simulated = bool(json.loads((folder / "env.json").read_text())["simulated"])
-    except (OSError, ValueError, KeyError, TypeError):
-        simulated = False
+    known = [r.prompt_tokens for r in trace.rollouts if r.prompt_tokens is not None]
+    prompt = round(sum(known) / len(known)) if known else _drawn_prompt(record) if simulated else None
+    found = fit_prices(record.rows, record.config, starts_of(record.events()), prompt)
     if not simulated:
         return found
-    found = replace(found, sim={}, error=None, words=("it is a simulated run: its engines are those of its [sim]",))
-    workload = config.get("sim", {}).get("workload")
-    if workload not in FAMILIES:
-        return found
-    return replace(found, prompt_tokens=family(workload).workload.prompt(0, 0), exact=True)
+    words = ("it is a simulated run: its engines are those of its [sim]",)
+    return replace(found, sim={}, error=None, words=words, prompt_tokens=prompt or found.prompt_tokens)
+
+
+def _drawn_prompt(record: RunRecord) -> int | None:
+    """Prompt tokens of a simulated run that kept no rollouts; None where its workload is not there any more."""
+    try:
+        return workload_of(Config.model_validate(record.config)).prompt(0, 0)
+    except (UserError, ValueError):
+        return None
 
 
 # -- a trace of another system ----------------------------------------------------------------------------------------

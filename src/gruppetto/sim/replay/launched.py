@@ -136,7 +136,7 @@ class _Drawing:
     """Gives every rollout a length: those that were cut off get one that the record has above what they had made."""
 
     def __init__(self, groups: Sequence[Sequence[TraceRollout]], seen: Rollouts, prompt: int | None) -> None:
-        self._seen, self._prompt = seen, prompt
+        self._seen, self._usual_prompt = seen, prompt
         self._known = sorted(r.tokens for group in groups for r in group if r.ending is not Ending.ABORT and r.tokens)
         self._cut = 0
 
@@ -152,7 +152,8 @@ class _Drawing:
 
     def group(self, group: Sequence[TraceRollout]) -> LaunchedGroup:
         """A group with a length for each member."""
-        prompt = _prompt(group, self._seen) if self._prompt is None else self._prompt
+        prompt = next((r.prompt_tokens for r in group if r.prompt_tokens is not None), self._usual_prompt)
+        prompt = _prompt(group, self._seen) if prompt is None else prompt
         members = []
         for r in group:
             length = r.tokens

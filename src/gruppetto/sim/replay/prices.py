@@ -5,8 +5,9 @@
     between steps  with one engine that shares its machine with the trainer: what is left of the generating time, by
                    decode step (the scheduler's turn, verifiers in lockstep, handing over)
     prefill        prompts have the mean of what was prefilled at a start of the first step, so that a prompt that
-                   siblings share costs once; seconds over the tokens that rollouts brought to their starts, or, where
-                   weights change under live rollouts, over what was prefilled
+                   siblings share costs once, and no more tokens than they have; seconds over the tokens that rollouts
+                   brought to their starts, or, where weights change under live rollouts or those go on where their KV
+                   is, over what was prefilled
     trainer        seconds over tokens of samples;   publish, switch   the mean
 
 The first step is left out where there are `ENOUGH` more: it warms up.
@@ -16,21 +17,36 @@ Promise: a price that the record does not tell is left as the config has it, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 from gruppetto.record.bounds import RateFit
+from gruppetto.record.explain.read import Event
 
 Row = Mapping[str, Any]
 
 
 class Start(NamedTuple):
-    """A rollout started (again) on an engine under a weights version, with so many model tokens."""
+    """A rollout started (again) on an engine under a weights version, with so many model tokens; `kept`: where its KV
+    was, after a chunk or a tool call."""
 
     version: int
     tokens: int
+    kept: bool = False
+
+
+def starts_of(events: Iterable[Event]) -> list[Start]:
+    """All starts of a run, in their order."""
+    starts, left = list[Start](), dict[str | None, str | None]()
+    for event in events:
+        if event.kind == "stop":
+            left[event.rollout] = event.engine if event.reason in ("chunk", "stop") else None
+        elif event.kind == "start":
+            kept = event.engine is not None and left.pop(event.rollout, None) == event.engine
+            starts.append(Start(event.version or 0, event.tokens or 0, kept))
+    return starts
 
 
 ENOUGH = 3
@@ -47,20 +63,20 @@ class Prices:
     prompt_tokens: int | None
     error: float | None
     words: tuple[str, ...]
-    exact: bool = False
-    """`prompt_tokens` is known, not a mean of what was prefilled."""
 
 
-def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start]) -> Prices:
-    """From metrics lines and the starts of rollouts on engines."""
-    prompt = _prompt(rows[:1], [start.tokens for start in starts if start.version < rows[0]["version"]])
+def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start], prompt_tokens: int | None = None) -> Prices:
+    """From metrics lines and the starts of rollouts on engines; `prompt_tokens` that prompts have, where that is
+    known."""
+    prompt = _prompt(rows[:1], [start for start in starts if start.version < rows[0]["version"]], prompt_tokens)
     if len(rows) > ENOUGH:
         rows = rows[1:]
     first = rows[0]["version"] - 1
-    held = [start.tokens for start in starts if first <= start.version < rows[-1]["version"]]
+    held = [start for start in starts if first <= start.version < rows[-1]["version"]]
     decode = _decode(rows, config)
-    colocated = config.get("run", {}).get("placement", "colocated") == "colocated"
-    brought = (prompt or 0) * len(held) + sum(held) if colocated else _sum(rows, "perf/prefill_tokens")
+    brought = _sum(rows, "perf/prefill_tokens")
+    if config.get("run", {}).get("placement", "colocated") == "colocated" and not any(start.kept for start in held):
+        brought = (prompt or 0) * len(held) + sum(start.tokens for start in held)
     if decode is None:
         words = ("the record does not say how fast its engines decode: [sim] of its config is taken",)
         return Prices(sim={}, prompt_tokens=prompt, error=None, words=words)
@@ -125,12 +141,14 @@ def _between(rows: Sequence[Row], config: Row) -> float:
     return max(0.0, _ratio(left, _sum(rows, "schedule/decode_steps")))
 
 
-def _prompt(rows: Sequence[Row], held: Sequence[int]) -> int | None:
-    """Prompt tokens that were prefilled at a start, on average; what a rollout had made already is not counted."""
-    prefilled = _sum(rows, "perf/prefill_tokens")
+def _prompt(rows: Sequence[Row], starts: Sequence[Start], most: int | None) -> int | None:
+    """Prompt tokens that were prefilled at a start, on average, and `most` that there are; what a rollout had made
+    already is not counted, nor one whose KV was there."""
+    prefilled, held = _sum(rows, "perf/prefill_tokens"), [start.tokens for start in starts if not start.kept]
     if not held or not prefilled:
-        return None
-    return max(1, round((prefilled - sum(held)) / len(held)))
+        return most
+    found = max(1, round((prefilled - sum(held)) / len(held)))
+    return found if most is None else min(found, most)
 
 
 def _trained(rows: Sequence[Row], prompt: int) -> float:
