@@ -218,7 +218,7 @@ class Controller:
         finally:  # the batch is consumed, whatever comes after
             facts = self._facts(step, parts, batch, trained | dict(self.stages.channel.take_counts()), clock)
             metrics = self._record(facts)
-            if not metrics["tokens/batch_trained"]:
+            if metrics.get("tokens/batch_trained") == 0:
                 why = f"its {len(batch.samples)} rollouts have none that is young enough"
                 self._event("notice", reason=f"no token of step {step}'s batch was trained on, the weights stay: {why}")
             loop.meter.phase("generate")

@@ -256,6 +256,11 @@ def test_a_deterministic_config_can_be_simulated(tmp_path):
     [
         ("scheduler.max_waste=0.2", "scheduler.max_waste has no use with scheduler.type"),
         ("sim.kv_tokens=1000", "does not hold one rollout of rollout.max_tokens = 32768"),
+        (
+            "sim.kv_tokens=32768",
+            "sim.kv_tokens = 32768 does not hold one rollout: a prompt of 512 tokens and rollout.max_tokens = 32768; "
+            "write sim.kv_tokens = 33280 or more, or 0 for no limit",
+        ),
         ("sim.publish_s=1e9", "sim.publish_s"),
         ("rollout.prompts_per_step=100000000000", "rollout.prompts_per_step"),
         ('sim.failures=["dead:0@3x5"]', "x5 says how many times slower"),

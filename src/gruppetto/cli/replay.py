@@ -83,14 +83,11 @@ def _names(replay: Replay, compare: str) -> list[str]:
 def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -> Loaded:
     """Raises `UserError` for a policy that cannot be, and where another run has the folder."""
     from gruppetto.config.preflight import refuse_scheduler
-    from gruppetto.record.folder import refuse_existing
-    from gruppetto.sim.simulate import is_simulated
+    from gruppetto.sim.anew import refuse_taken
 
     loaded = replay.config(name, files, overrides)
     refuse_scheduler(loaded.config)
-    path = Path(loaded.config.run.dir) / loaded.config.run.name
-    if not is_simulated(path):
-        refuse_existing(path)
+    refuse_taken(Path(loaded.config.run.dir) / loaded.config.run.name)
     return loaded
 
 

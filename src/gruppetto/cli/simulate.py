@@ -86,14 +86,13 @@ def compared(settings: Sequence[str], compare: str | None) -> dict[str, Loaded]:
 
 def _check_new(runs: list[Loaded]) -> None:
     from gruppetto.config.preflight import refuse_name
-    from gruppetto.record.folder import refuse_existing
-    from gruppetto.sim.simulate import is_simulated
+    from gruppetto.sim.anew import refuse_taken
+    from gruppetto.sim.simulate import check, workload_of
 
     for loaded in runs:
         refuse_name(loaded.config)
-        path = Path(loaded.config.run.dir) / loaded.config.run.name
-        if not is_simulated(path):
-            refuse_existing(path)
+        refuse_taken(Path(loaded.config.run.dir) / loaded.config.run.name)
+        check(loaded.config, workload_of(loaded.config))
 
 
 def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:

@@ -30,6 +30,12 @@ from gruppetto.record.lines import LineFile, to_json
 from gruppetto.record.lock import FolderLock
 from gruppetto.record.trace import write_trace
 
+WRITTEN = (
+    "config.toml", "config.resolved.json", "env.json", "events.jsonl", "metrics.jsonl", "trace.json", ".trace.json.*",
+    "rollouts/step_*.jsonl", "checkpoints/*", "logs/*",
+)  # fmt: skip
+"""Files of a run, as patterns."""
+
 _FLUSH_EVERY_S = 0.5
 """An event is in the file so many seconds after it happened at the latest, for those who watch the run and for what
 `kill -9` leaves. On virtual time nobody watches: there the buffer, a step's record and `close` are enough."""
@@ -197,12 +203,12 @@ class RunFolder(Recorder):
         return [file for file in (self._events, self._metrics, self._rollouts) if file is not None]
 
 
-def refuse_existing(path: Path) -> None:
-    """Raises `UserError` when there is something where a new run is to be written, but for a run that never began."""
+def refuse_existing(path: Path, *, resumes: bool = True) -> None:
+    """Raises `UserError` when there is something where a new run is to be written, but for a run that never began.
+    `resumes`: who asks could go on with a run that is there."""
     if (path.exists() or path.is_symlink()) and not _never_began(path):
-        raise UserError(
-            f"run folder {path} exists; add --resume to go on with that run, or write run.name = another name"
-        )
+        other = "add --resume to go on with that run, or write" if resumes else "it is no simulated run; write"
+        raise UserError(f"run folder {path} exists; {other} run.name = another name")
 
 
 def _never_began(path: Path) -> bool:

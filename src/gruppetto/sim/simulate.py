@@ -6,8 +6,6 @@ the same rollouts. Promise: the same config writes the same run folder, byte for
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -24,6 +22,8 @@ from gruppetto.errors import UserError
 from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
+from gruppetto.sim.anew import is_simulated as is_simulated
+from gruppetto.sim.anew import written_anew
 from gruppetto.sim.demand import Plans, has_turns
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.failures import read_failures
@@ -38,6 +38,9 @@ from gruppetto.types import Rollout, Score
 GENERATED = "lengths"
 """The sim.workload that [sim.lengths] draws."""
 
+LOOKED_AT = 64
+"""Groups whose prompts are looked at before a run."""
+
 
 def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
     """Runs to the end of the steps in virtual time; returns the run folder. Raises `UserError` for a bad workload.
@@ -46,26 +49,30 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
     """
     config = loaded.config
     demand = demand or workload_of(config)
-    build_policy(config)
-    read_failures(config.sim.failures, config.engine.count)
+    check(config, demand)
     path = Path(config.run.dir) / config.run.name
-    if is_simulated(path):
-        shutil.rmtree(path)  # the same config writes the same bytes again
     environment = {"simulated": True, "packages": {"gruppetto": __version__}}
-    folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
-    try:
-        run_virtual(run(config, demand, folder))
-    finally:
-        folder.close()
+    with written_anew(path):
+        folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
+        try:
+            run_virtual(run(config, demand, folder))
+        finally:
+            folder.close()
     return path
 
 
-def is_simulated(path: Path) -> bool:
-    """Whether this folder is that of a simulated run, which may be written anew."""
-    try:
-        return bool(json.loads((path / "env.json").read_text())["simulated"]) and not path.is_symlink()
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def check(config: Config, demand: Demand) -> None:
+    """Raises `UserError` for a scheduler, a failure or an engine that cannot be."""
+    build_policy(config)
+    read_failures(config.sim.failures, config.engine.count)
+    prompt = max(demand.prompt(config.run.seed, group) for group in range(LOOKED_AT))
+    needed = min(config.engine.context, prompt + config.rollout.max_tokens)
+    if 0 < config.sim.kv_tokens < needed:
+        raise UserError(
+            f"sim.kv_tokens = {config.sim.kv_tokens} does not hold one rollout: a prompt of {prompt} tokens and "
+            f"rollout.max_tokens = {config.rollout.max_tokens}; write sim.kv_tokens = {needed} or more, or 0 for no "
+            "limit"
+        )
 
 
 def workload_of(config: Config) -> Demand:
@@ -98,10 +105,11 @@ def demand_of(workload: str) -> Demand:
     if workload in FAMILIES:
         return family(workload).workload
     if not Path(workload).exists():
-        near = get_close_matches(workload, [*FAMILIES, *PUBLISHED], n=1, cutoff=0.0)[0]
+        near = get_close_matches(workload, [*FAMILIES, *PUBLISHED, GENERATED], n=1, cutoff=0.0)[0]
         raise UserError(
             f'sim.workload = "{workload}" is no family ({", ".join(FAMILIES)}), no published workload '
-            f'({", ".join(PUBLISHED)}) and no file; write sim.workload = "{near}" or the path of a recorded run'
+            f'({", ".join(PUBLISHED)}), not "{GENERATED}", which [sim.lengths] draws, and no file; '
+            f'write sim.workload = "{near}" or the path of a recorded run'
         )
     return read_trace(Path(workload)).workload("bootstrap")
 

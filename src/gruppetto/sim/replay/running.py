@@ -5,7 +5,6 @@ Promises: the same trace and config write the same bytes; recorded rewards are g
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +18,14 @@ from gruppetto.config.loader import Loaded
 from gruppetto.config.schema import Config
 from gruppetto.presets import build_policy
 from gruppetto.record.base import Recorder
-from gruppetto.record.folder import RunFolder, refuse_existing
+from gruppetto.record.folder import RunFolder
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.order import FixedOrder, OrderKey
 from gruppetto.scheduler.views import GroupView, RolloutView
+from gruppetto.sim.anew import written_anew
 from gruppetto.sim.demand import AGAIN, Plans
 from gruppetto.sim.replay.demand import ReplayDemand, ReplayTasks
-from gruppetto.sim.simulate import is_simulated, spec_of
+from gruppetto.sim.simulate import spec_of
 from gruppetto.sim.workload.base import uniform
 from gruppetto.sim.world import World
 from gruppetto.types import Rollout, Score
@@ -55,15 +55,13 @@ def run_again(loaded: Loaded, demand: ReplayDemand, *, oracle: bool = False) -> 
     config = loaded.config
     build_policy(config)
     path = Path(config.run.dir) / config.run.name
-    if is_simulated(path):
-        shutil.rmtree(path)
-    refuse_existing(path)
     environment = {"simulated": True, "replay": True, "packages": {"gruppetto": __version__}}
-    folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
-    try:
-        run_virtual(_run(config, demand, folder, oracle))
-    finally:
-        folder.close()
+    with written_anew(path):
+        folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
+        try:
+            run_virtual(_run(config, demand, folder, oracle))
+        finally:
+            folder.close()
     return path
 
 
