@@ -161,7 +161,7 @@ class Controller:
                 if part is None:
                     return False
                 parts.append(part)
-                batches.append(await self._train_on(part, step))
+                batches.append(await self._train_on(part, step, clock))
                 clock.book("train")
             metrics = await self._optim_step(step)
             clock.book("train")
@@ -173,19 +173,19 @@ class Controller:
         return True
 
     def _weigh_trainer(self, clock: StepClock, *, streamed: bool) -> None:
-        """Tells the queue how much of the step the trainer beside it computed; not where no decision may depend on the
-        clock."""
+        """Tells the queue how much of the step the trainer beside it computed; in lockstep no clock decides anything."""
         loop, seconds = self.stages.loop, clock.seconds()
         if loop.settings.lockstep:
             return
         beside = streamed and not loop.pool.colocated and seconds["step"] > 0
         loop.pool.line.beside(seconds["train"] / seconds["step"] if beside else 0.0)
 
-    async def _train_on(self, part: Part, step: int) -> Batch:
+    async def _train_on(self, part: Part, step: int, clock: StepClock) -> Batch:
         """Gradients of one part; where engines and trainer share machines and the batch is whole, engines rest."""
         loop = self.stages.loop
         if part.closed and loop.pool.colocated:
             await self._hand_over()
+            clock.book("switch")
             loop.meter.phase("train")
         self._event("train_begin", step=step, groups=[group.id for group in part.groups])
         batch = self.stages.build_batch(part.groups, self.version, loop.policy.freshness, self.stages.advantages)

@@ -68,8 +68,10 @@ def test_parking_the_tail_beats_waiting_for_it(tmp_path):
 
 
 def test_time_is_accounted_for(tmp_path):
-    folder = run(tmp_path, "time", "scheduler.type=sync")
+    prices = ("sim.switch_s=11", "sim.train_step_s=2", "sim.train_token_s=0")
+    folder = run(tmp_path, "time", "scheduler.type=sync", *prices)
     for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        assert (row["time/train_s"], row["time/switch_s"]) == (pytest.approx(2), pytest.approx(11)), "there and back"
         parts = sum(row[f"time/{name}_s"] for name in ("wait_for_batch", "train", "switch", "publish"))
         assert row["time/step_s"] == pytest.approx(parts)
         assert row["time/publish_s"] == pytest.approx(1.0)

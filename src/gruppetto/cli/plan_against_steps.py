@@ -61,7 +61,7 @@ def _step(row: Mapping[str, Any], facts: Facts) -> MeasuredStep:
     generate = float(row["schedule/makespan_s"])
     switch = account.get("switch", 0.0) / engines
     train = float(row["time/train_s"])
-    if facts.config.run.placement == "colocated":  # the way to the trainer is booked with it
+    if facts.config.run.placement == "colocated":  # older records book the way to the trainer with it
         train = max(0.0, train - max(0.0, switch - float(row.get("time/switch_s") or 0.0)))
     if (inside := decode + prefill + score) > generate:  # engines go by their own clock, a little past the phase's end
         decode, prefill, score = (part * generate / inside for part in (decode, prefill, score))
