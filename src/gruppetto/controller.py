@@ -173,7 +173,7 @@ class Controller:
         return True
 
     def _weigh_trainer(self, clock: StepClock, *, streamed: bool) -> None:
-        """Tells the queue how much of the step the trainer beside it computed; in lockstep no clock decides anything."""
+        """Tells the queue how much of the step the trainer beside it computed; in lockstep no clock decides."""
         loop, seconds = self.stages.loop, clock.seconds()
         if loop.settings.lockstep:
             return

@@ -193,3 +193,16 @@ def test_a_long_value_is_cut():
 def test_any_override_loads_or_ends_in_a_user_error(pairs):
     with contextlib.suppress(UserError):
         load([], [f"{key}={value}" for key, value in pairs])
+
+
+@pytest.mark.parametrize(("text", "line"), [("run = 5\n", "run = 5"), ("[[run]]\nsteps = 3\n", "run = [{steps = 3}]")])
+def test_what_is_no_table_is_refused_also_under_a_setting_of_it(run_toml, tmp_path, text, line):
+    wrong = f"{line} (run.toml:1): must be a table of settings; write run.<setting> = <value>"
+    assert run_toml(text) == [wrong]
+    assert lines(["run.toml"], ["run.dir=x"]) == [wrong]
+
+
+def test_nothing_is_named_by_nul(run_toml):
+    said = "holds the character NUL; leave it out"
+    assert run_toml('[run]\ndir = "a\\u0000b"\n') == [f'run.dir = "a\\u0000b" (run.toml:2): {said}']
+    assert lines([], ['engine.urls=["a\\u0000b"]']) == [f'engine.urls = ["a\\u0000b"] (command line): {said}']

@@ -78,6 +78,7 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
     for layer in layers:
         _merge(values, origins, layer, layer.values, "")
     _unset(values)
+    _refuse_nul(values, origins)
     _within_positions(values, origins)
     config = _validate(values, lambda key: _origin(origins, key))
     resolved = dict(_leaves(config.model_dump(mode="json")))
@@ -185,6 +186,8 @@ def _merge(
     for name, value in table.items():
         key = prefix + name
         if isinstance(value, dict):
+            if not prefix and not isinstance(values.get(name, {}), dict):
+                continue  # no table of settings: that is refused where it was written, whatever lies over it
             if not isinstance(values.get(name), dict):
                 values[name] = {}
             origins[key] = layer.origin(key)
@@ -210,6 +213,15 @@ def _unset(values: dict[str, Any], prefix: str = "") -> None:
             _unset(value, f"{prefix}{name}.")
         elif isinstance(value, str) and value.lower() == "none" and field is not None and field.nullable:
             values[name] = None
+
+
+def _refuse_nul(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """No path, name or command may hold it, and each would say so in its own way."""
+    for key, value in _leaves(values):
+        texts = value if isinstance(value, list) else [value]
+        if any("\0" in text for text in texts if isinstance(text, str)):
+            place = _origin(origins, key)
+            raise UserError(f"{key} = {value_text(value)} ({place}): holds the character NUL; leave it out")
 
 
 def _within_positions(values: dict[str, Any], origins: dict[str, str]) -> None:
