@@ -11,6 +11,7 @@ from typing import Any
 
 from gruppetto.record.explain import sections
 from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
+from gruppetto.record.explain.gaps import gaps
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
 from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
@@ -56,6 +57,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
         "steps": [row["step"] for row in rows],
         "seconds": sections.total(rows, "time/step_s"),
         "missing": lacking(rows, EXPECTED),
+        "gaps": gaps(record, only=step),
         "held_up": [
             sections.held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst
         ],

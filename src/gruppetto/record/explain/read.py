@@ -6,8 +6,9 @@ with its place; what an older version did not write is absent, never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,8 +95,8 @@ class RunRecord:
         for row in self.rows:
             if row["step"] == step:
                 return row
-        first, last = self.steps[0], self.steps[-1]
-        raise UserError(f"step {step} is not in {self.path}: it has steps {first} to {last}; write --step {last}")
+        near = min(self.steps, key=lambda other: (abs(other - step), other))
+        raise UserError(f"step {step} is not in {self.path}: it has {step_words(self.steps)}; write --step {near}")
 
     def before(self, step: int) -> dict[str, Any]:
         """The metrics of the step before, empty for the first: counts of the run so far are differences to it."""
@@ -109,6 +110,25 @@ class RunRecord:
     def events(self) -> Iterator[Event]:
         """All events, in their order; none where the run did not write them."""
         yield from _lines(self.path / "events.jsonl", Event)
+
+    def closed(self) -> set[int]:
+        """The steps whose batch the events close; only lines that may say so are decoded."""
+        found = _lines(self.path / "events.jsonl", Event, holding=b'"close"')
+        return {(event.version or 0) + 1 for event in found if event.kind == "close"}
+
+
+def step_words(steps: Iterable[int]) -> str:
+    """1, 2, 4, 5, 6 as `steps 1, 2 and 4 to 6`; one as `step 3`."""
+    found = sorted(set(steps))
+    spans = [[step for _, step in span] for _, span in groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
+    parts = [part for span in spans for part in _span(span)]
+    if len(found) < 2:
+        return f"step {parts[0]}" if parts else "no step"
+    return f"steps {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"steps {parts[0]}"
+
+
+def _span(steps: Sequence[int]) -> list[str]:
+    return [f"{steps[0]} to {steps[-1]}"] if len(steps) > 2 else [str(step) for step in steps]
 
 
 def _near(path: Path) -> str:
@@ -144,12 +164,14 @@ def lacking(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
     return [name for name in names if not any(row.get(name) is not None for row in rows)]
 
 
-def _lines(path: Path, kind: type[S]) -> Iterator[S]:
+def _lines(path: Path, kind: type[S], holding: bytes = b"") -> Iterator[S]:
     if not path.is_file():
         return
     decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if holding not in line:
+                continue
             try:
                 yield decoder.decode(line)
             except msgspec.MsgspecError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gruppetto.record.explain.read import step_words
 from gruppetto.record.explain.replays import best, gain_words, is_worth_it
 
 LISTED = 3
@@ -34,10 +35,11 @@ def to_text(explanation: Mapping[str, Any]) -> str:
 
 def _title(explanation: Mapping[str, Any]) -> Iterator[str]:
     steps, seconds = explanation["steps"], explanation["seconds"]
-    shown = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    shown = step_words(steps)
     took = "" if seconds is None else f", {seconds:,.1f} s"
     placed = f", {explanation['placement']}" if explanation.get("placement") else ""
     yield f"{explanation['run']}: {shown}{took}, scheduler {explanation['scheduler'].get('type', 'unknown')}{placed}"
+    yield from (f"  {line}" for line in explanation["gaps"])
 
 
 def _held_up(steps: Sequence[Mapping[str, Any]]) -> Iterator[Iterator[str]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 from gruppetto.config.loader import Loaded, document_lines, load
 from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
-from gruppetto.record.explain.read import RunRecord, read_run
+from gruppetto.record.explain.gaps import absent_steps, gaps
+from gruppetto.record.explain.read import RunRecord, read_run, step_words
 from gruppetto.sim import compare
 from gruppetto.sim.replay.demand import ReplayDemand
 from gruppetto.sim.replay.launched import launched
@@ -125,7 +126,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
     tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, "failures": []}
     above = {
-        "run": {"name": f"{folder.resolve().name}-replay", "steps": len(record.rows)},
+        "run": {"name": f"{folder.resolve().name}-replay", "steps": record.steps[-1]},
         "rollout": {key: config["rollout"][key] for key in ("prompts_per_step", "group_size", "max_tokens")},
         "sim": {"workload": str(folder)},
     }
@@ -135,13 +136,20 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     return Replay(
         trace=trace,
         demand=ReplayDemand(found, prompt or 1),
-        words=(f"{len(record.rows)} recorded steps; {known}", *prices.words, *found.words),
+        words=(f"{len(record.rows)} recorded steps; {known}", *_gap_words(record), *prices.words, *found.words),
         below=tables,
         above=above,
         scheduler=_known(config, "scheduler"),
         measured=folder,
         error=prices.error,
     )
+
+
+def _gap_words(record: RunRecord) -> Iterator[str]:
+    """What the record lacks; where steps have no figures, the measured row is a mean over others than its replay's."""
+    yield from gaps(record)
+    if absent_steps(record.steps):
+        yield f"measured is over {step_words(record.steps)}, each replay over all {record.steps[-1]}"
 
 
 def _known(config: Row, table: str) -> dict[str, Any]:

@@ -66,19 +66,21 @@ def instead(run: Path, changes: Sequence[Change], rows: Sequence[Row], work: int
         return {
             "skipped": f"the run has {started:,} rollouts, more than a quick look takes; gruppetto replay runs them"
         }
-    steps = min(len(rows), int(work * len(rows) / started / (len(changes) + 1)))
-    if steps < min(FEWEST_STEPS, len(rows)):
+    last = int(rows[-1].get("step") or len(rows))
+    steps = min(last, int(work * last / started / (len(changes) + 1)))
+    if steps < min(FEWEST_STEPS, last):
         return {"skipped": "its steps are too large for a quick look; gruppetto replay runs them all"}
     out = Path(tempfile.mkdtemp(prefix="gruppetto-replay-"))
     try:
-        return _outcome(_Runs(prepare(run), steps, out), run, changes)
+        return _outcome(_Runs(prepare(run), steps, out), run, changes, len(rows))
     except GruppettoError as error:
         return {"skipped": f"it cannot be replayed ({str(error).splitlines()[0]})"}
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _outcome(runs: _Runs, run: Path, changes: Sequence[Change]) -> dict[str, Any]:
+def _outcome(runs: _Runs, run: Path, changes: Sequence[Change], lines: int) -> dict[str, Any]:
+    """`lines`: how many steps the run has figures of."""
     found = {AS_RUN: runs.run("as-run", AS_RUN, [])}
     in_place = []
     for number, change in enumerate(changes):
@@ -94,7 +96,7 @@ def _outcome(runs: _Runs, run: Path, changes: Sequence[Change]) -> dict[str, Any
             break
     skipped = warm_up([k for _, k in found.values()], runs.steps)
     read = {name: figures(folder, skipped) for name, (folder, _) in found.items()}
-    whole = runs.steps == runs.replay.above["run"]["steps"]
+    whole = runs.steps == runs.replay.above["run"]["steps"] == lines  # else it is about other steps
     return {
         "steps": runs.steps,
         "measured": _measured(run, skipped) if whole else None,

@@ -1,0 +1,70 @@
+"""What a run folder should hold and does not: steps without metrics, events that end early, steps without rollouts.
+
+Pure but for reading the folder. Promises: every gap is one line that names the file and the steps; a run folder that is
+whole, and what an older version never wrote as a rule (`log.rollouts = false`), gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gruppetto.record.explain.read import RunRecord, step_words
+
+
+def gaps(record: RunRecord, *, only: int | None = None) -> list[str]:
+    """One line for each thing that is missing; `only`: what matters to this step."""
+    steps = record.steps if only is None else [only]
+    return [
+        *(_of_metrics(record) if only is None else ()),
+        *_of_events(record, steps),
+        *_of_rollouts(record, steps),
+        *(_of_the_run(record) if only is None else ()),
+    ]
+
+
+def absent_steps(steps: Sequence[int]) -> list[int]:
+    """The steps from 1 to the last one that are not there."""
+    return sorted(set(range(1, max(steps, default=0) + 1)) - set(steps))
+
+
+def _of_metrics(record: RunRecord) -> Iterator[str]:
+    if absent := absent_steps(record.steps):
+        yield (
+            f"metrics.jsonl has no line of {step_words(absent)}: what follows is about {step_words(record.steps)} only"
+        )
+
+
+def _of_events(record: RunRecord, steps: Sequence[int]) -> Iterator[str]:
+    """Events are written from the first step on, so steps that none of them closes were cut away."""
+    closed = record.closed()
+    if not (absent := sorted(set(steps) - closed)):
+        return
+    if not closed:
+        there = (record.path / "events.jsonl").is_file()
+        what = "events.jsonl closes no step" if there else "there is no events.jsonl"
+        yield f"{what}, while metrics.jsonl has {step_words(record.steps)}: when rollouts were launched is not known"
+    elif min(absent) > max(closed):
+        yield (
+            f"events.jsonl ends in step {max(closed) + 1}, while metrics.jsonl goes to step {record.steps[-1]}: what "
+            f"it would say of {step_words(absent)} is not known"
+        )
+    else:
+        yield f"events.jsonl does not close {step_words(absent)}, of which metrics.jsonl has the figures"
+
+
+def _of_rollouts(record: RunRecord, steps: Sequence[int]) -> Iterator[str]:
+    if record.config.get("log", {}).get("rollouts") is False:
+        return
+    folder = record.path / "rollouts"
+    absent = [step for step in steps if not (folder / f"step_{step:06d}.jsonl").is_file()]
+    if not absent:
+        return
+    what = "there is no folder rollouts" if not folder.is_dir() else f"rollouts has no file of {step_words(absent)}"
+    yield f"{what}: who trained there, and why rollouts failed, is told only as far as the events say"
+
+
+def _of_the_run(record: RunRecord) -> Iterator[str]:
+    """A run that was interrupted or killed, or that is under way."""
+    wanted, last = record.config.get("run", {}).get("steps"), record.steps[-1]
+    if isinstance(wanted, int) and last < wanted:
+        yield f"{last} of {wanted} steps ran: the run was interrupted, its data ended, or it is under way"
