@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from record.run_folder import demo_run, events, lines, metrics, rollout_rows
 
 from gruppetto.cli.main import main
 from gruppetto.errors import UserError
@@ -11,82 +12,10 @@ from gruppetto.record.explain.read import Event
 from gruppetto.record.explain.timeline import timelines
 from gruppetto.scheduler.meter import CAUSES
 
-ENGINE_S = dict.fromkeys(CAUSES, 0.0) | {"decode": 30.0, "prefill": 2.0, "tail": 60.0, "sync": 8.0}
-
-
-def metrics(step, makespan_s=40.0, **fields):
-    row = {
-        "step": step,
-        "time/step_s": makespan_s + 5,
-        "schedule/makespan_s": makespan_s,
-        "schedule/bound_s": 32.0,
-        "schedule/critical_path_s": 32.0,
-        "schedule/area_s": 8.0,
-        "schedule/rho": 3.0,
-        "perf/rho": 4.0,
-        "schedule/icc": 0.7,
-        "staleness/max": 0,
-        "staleness/mean": 0.0,
-        "staleness/histogram": [100],
-        "bias/length_ks": 0.0,
-        "bias/ks_allowance": 0.1,
-        "bias/length_ratio": 1.0,
-        "bias/p99_ratio": 1.0,
-        "bias/censors": False,
-        "waste/share": 0.0,
-        "waste/dropped_share": 0.0,
-        "waste/masked_share": 0.0,
-        "masked/by_position": [0.0] * 10,
-        "dropped/failed": 0,
-        "tokens/dropped/failed": 0,
-        "engine_s/total": 100.0,
-    }
-    return row | {f"engine_s/{cause}": s for cause, s in ENGINE_S.items()} | fields
-
-
-def events(step, begin, lengths, rate=10.0):
-    """One group a step; a member's tokens come at `rate`."""
-    lines = [{"t": begin, "kind": "launch", "group": step, "version": step - 1}]
-    for member, tokens in enumerate(lengths):
-        name = {"rollout": f"g{step}.{member}", "group": step, "tokens": tokens}
-        lines.append({"t": begin + tokens / rate, "kind": "finish", "reason": "stop", **name})
-    end = begin + max(lengths) / rate
-    lines.sort(key=lambda line: line["t"])
-    lines += [
-        {"t": end, "kind": "close", "groups": [step], "version": step - 1},
-        {"t": end, "kind": "train_begin", "step": step, "groups": 1},
-        {"t": end + 4, "kind": "train_end", "step": step},
-        {"t": end + 5, "kind": "publish_end", "version": step},
-    ]
-    return lines
-
-
-def rollout_rows(step, lengths, **fields):
-    rows = [{"rollout": f"g{step}.{m}", "group": step, "fate": "trained", "tokens": n} for m, n in enumerate(lengths)]
-    return [row | {"finish": "stop", "generate_s": row["tokens"] / 10, "prompt": "p"} | fields for row in rows]
-
-
-LENGTHS = {1: [10] * 19 + [300], 2: [12] * 19 + [400], 3: [10] * 20}
-
-
-def lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
 
 @pytest.fixture
 def run(tmp_path):
-    """Three steps; the second is the longest."""
-    folder = tmp_path / "demo"
-    (folder / "rollouts").mkdir(parents=True)
-    (folder / "config.resolved.json").write_text(json.dumps({"scheduler": {"type": "sync"}, "rollout": {}}))
-    lines(folder / "metrics.jsonl", [metrics(1, 30.0), metrics(2, 40.0), metrics(3, 1.0)])
-    timed, begin = [], 0.0
-    for step, lengths in LENGTHS.items():
-        timed += events(step, begin, lengths)
-        begin = timed[-1]["t"]
-        lines(folder / "rollouts" / f"step_{step:06d}.jsonl", rollout_rows(step, lengths))
-    lines(folder / "events.jsonl", timed)
-    return folder
+    return demo_run(tmp_path)
 
 
 def test_the_rollout_that_held_a_step_up(run):
@@ -107,7 +36,10 @@ def test_the_rollout_that_held_a_step_up(run):
     }
     text = to_text(found)
     assert "step 2, 45.0 s, scheduler sync" in text
-    assert "the last 5 % took another 38.80 s, 97% of the step's 40.00 s." in text
+    assert (
+        "the last one took another 38.80 s, 97% of the 40.00 s until the batch closed; the whole step took 45.00 s."
+        in text
+    )
     assert "The last was g2.19 with 400 tokens, 33.3 times the median." in text
 
 
@@ -147,72 +79,6 @@ def test_command_prints_text_and_the_same_as_json(run, capsys, tmp_path):
     assert main(["explain", str(run), "--step", "1", "--json", str(tmp_path / "x.json")]) == 0
     assert capsys.readouterr().out == to_text(explain(run, 1))
     assert json.loads((tmp_path / "x.json").read_text())["steps"] == [1]
-
-
-def figures(step_s, tokens_per_s, **more):
-    return {"step_s": step_s, "tokens_per_s": tokens_per_s, "staleness_max": 0, "masked": 0.0, "censors": False} | more
-
-
-def outcome(changes, in_place=(), **schedules):
-    """A replayer's answer: as run 50 s and 1,000 tokens/s; every change the same, unless told otherwise."""
-    same = {change.name: figures(50.0, 1000.0) for change in changes}
-    given = {change.name: schedules[key] for change in changes for key in schedules if key in change.name}
-    return {
-        "steps": 2,
-        "measured": figures(48.0, 1010.0),
-        "as_run": figures(50.0, 1000.0),
-        "schedules": same | given,
-        "in_place": [change.name for change in changes if change.whole or change.name in in_place],
-    }
-
-
-def test_replays_say_what_each_change_would_have_saved(run):
-    def replayer(folder, changes, rows):
-        assert folder == run
-        assert len(rows) == 3
-        assert len({frozenset(change.lines) for change in changes}) == len(changes)
-        return outcome(changes, wait=figures(25.0, 1800.0, staleness_max=1, masked=0.2))
-
-    found = explain(run, replay=replayer)
-    wait = next(entry for entry in found["replays"]["schedules"] if "wait" in entry["name"])
-    assert (wait["saved"], round(wait["gained"], 6), wait["whole"]) == (0.5, 0.8, True)
-    text = to_text(found)
-    assert "As it was: 50 s a step (measured: 48 s), 1,000 trained tokens/s." in text
-    assert "25 s a step (-50%), 1,800 trained tokens/s (+80%), up to 1 version old, 20% of the tokens masked" in text
-    assert '[scheduler]\n       type = "layered"\n       max_staleness = 1\n       over_age = "wait"' in text
-    assert 'in place of the table [scheduler]:\n       [scheduler]\n       type = "layered"' in text
-
-
-def test_a_suggestion_is_replayed_as_its_lines_say(run):
-    tried = {}
-
-    def replayer(folder, changes, rows):
-        tried.update({change.name: change for change in changes})
-        return outcome(changes, in_place=["suggestion 2"], suggestion=figures(30.0, 1500.0))
-
-    found = explain(run, replay=replayer)
-    first = found["advice"][1]
-    assert tried["suggestion 2"].lines == tuple(first["lines"])
-    assert tried["suggestion 2"].settings[0] == 'scheduler.type="layered"'
-    assert first["replay"]["gained"] == 0.5
-    text = to_text(found)
-    assert "In run.toml, in place of the table [scheduler]:" in text
-    assert "In a replay: 30 s a step (-40%), 1,500 trained tokens/s (+50%), strictly on-policy." in text
-
-
-def test_gains_within_noise_and_gains_that_censor_are_not_put_forward(run):
-    def replayer(folder, changes, rows):
-        return outcome(changes, mask=figures(20.0, 3000.0, censors=True), wait=figures(49.0, 1020.0))
-
-    text = to_text(explain(run, replay=replayer))
-    assert "None of these gains more than 3% in trained tokens/s, which is noise." in text
-    assert "The most trained tokens a second" not in text
-
-
-def test_no_replays_of_a_single_step_nor_where_there_is_a_reason_against(run):
-    assert explain(run, 1, replay=lambda *_: pytest.fail("asked"))["replays"] is None
-    found = explain(run, replay=lambda *_: {"skipped": "it is too large"})
-    assert "  None: it is too large." in to_text(found)
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -345,6 +211,12 @@ def test_censoring_is_named_as_such(run):
 # -- the timeline -----------------------------------------------------------------------------------------------------
 
 
+def test_chance_explains_no_distance_above_one(run):
+    lines(run / "metrics.jsonl", [metrics(1, **{"bias/length_ks": 0.2, "bias/ks_allowance": 2.358})])
+    said = "KS distance 0.200, within what chance explains (1.000, the most there can be: too few answers to tell)."
+    assert said in to_text(explain(run))
+
+
 def event(t, kind, rollout=None, **fields):
     group = int(rollout[1:].split(".")[0]) if rollout else fields.pop("group", None)
     return Event(t=t, kind=kind, rollout=rollout, group=group, **fields)
@@ -378,6 +250,23 @@ def test_what_finished_before_a_step_began_finished_at_its_beginning():
     found = timelines([*early, event(8, "close", groups=[0], version=1)], {2})
     assert (found[2].last[0].at_s, found[2].tail_s, found[2].most_done_s) == (0.0, 0.0, 0.0)
     assert timelines([*early, event(8, "close", groups=[0], version=1)], {5}) == {}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([50], "The only rollout was done after 5.00 s of the 5.00 s until the batch closed"),
+        (
+            [10, 300],
+            "Of 2 rollouts 1 was done after 1.00 s; the last one took another 29.00 s, 97% of the 30.00 s until",
+        ),
+        ([10] * 15 + [300], "Of 16 rollouts 15 were done after 1.00 s; the last one took another 29.00 s, 97% of"),
+        ([10] * 38 + [300] * 2, "Of 40 rollouts 95 % were done after 1.00 s; the last 5 % took another 29.00 s, 97%"),
+    ],
+)
+def test_the_last_rollout_is_outside_of_what_most_took(run, lengths, said):
+    lines(run / "events.jsonl", events(1, 0.0, lengths))
+    assert f"  {said}" in to_text(explain(run, step=1))
 
 
 def test_an_evaluation_is_before_the_step_that_follows():

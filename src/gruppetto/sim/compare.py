@@ -186,7 +186,7 @@ def _cell(column: str, values: Mapping[str, Any]) -> str:
         case "idle":
             return " ".join(f"{cause} {share:.0%}" for cause, share in list(value.items())[:2])
         case "excess" | "window_excess":
-            return f"{value:+.0%}"
+            return f"{value:+z.0%}"
         case "on_policy" | "masked" | "dropped" | "waste":
             return f"{value:.0%}"
         case "tokens_per_s":

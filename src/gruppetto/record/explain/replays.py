@@ -1,7 +1,9 @@
 """What the run would have been under other scheduling policies: which to try, and what their replays say.
 
 Pure: who runs the replays hands the figures in. Promises: gains are against the replay of the run as it was, never
-against what was measured, so that an error of the fitted prices is on both sides; nothing that censors is put forward.
+against what was measured, so that an error of the fitted prices is on both sides; a gain below what the replay misses
+the measurement by is called that, and no advice; nothing that censors is put forward, and what asks for more staleness
+than the run allows says so.
 """
 
 from __future__ import annotations
@@ -9,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from gruppetto.record.explain.advice import staleness_allowed
+
+_STALENESS = "max_staleness = "
 
 NOISE = 0.03
 """Gains below this are noise (our scheduling study)."""
@@ -69,8 +75,12 @@ def join(explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequ
     if "skipped" in outcome:
         return {**explanation, "replays": {"schedules": [], "says": [f"None: {outcome['skipped']}."]}}
     base = outcome["as_run"]
+    allowed = staleness_allowed({"scheduler": explanation["scheduler"]})
     found = [
-        _schedule(replace(candidate, whole=candidate.name in outcome["in_place"]), outcome["schedules"], base)
+        {
+            **_schedule(replace(candidate, whole=candidate.name in outcome["in_place"]), outcome["schedules"], base),
+            "beyond": _beyond(candidate.lines, allowed),
+        }
         for candidate in tried
         if candidate.name in outcome["schedules"]
     ]
@@ -80,6 +90,7 @@ def join(explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequ
         for number, entry in enumerate(explanation["advice"], start=1)
     ]
     replays = {
+        "miss": _miss(base, outcome["measured"]),
         "steps": outcome["steps"],
         "measured": outcome["measured"],
         "as_run": base,
@@ -101,16 +112,35 @@ def _schedule(candidate: Candidate, schedules: Mapping[str, Any], base: Mapping[
     }
 
 
-def best(schedules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one with the most trained tokens a second, where that is more than noise."""
-    fair = [entry for entry in schedules if not entry["figures"].get("censors")]
+def _miss(base: Mapping[str, Any], measured: Mapping[str, Any] | None) -> float | None:
+    """By what share the replay of the run as it was is off the measurement, in seconds or trained tokens a second."""
+    pairs = [] if measured is None else [(base[name], measured.get(name)) for name in ("step_s", "tokens_per_s")]
+    return max((abs(replayed / found - 1) for replayed, found in pairs if replayed and found), default=None)
+
+
+def _beyond(lines: Sequence[str], allowed: int | None) -> str | None:
+    """In words, where the lines ask for more staleness than the run allows."""
+    asked = [int(line.removeprefix(_STALENESS)) for line in lines if line.startswith(_STALENESS)]
+    if not asked or allowed is None or asked[0] <= allowed:
+        return None
+    return f"it asks for {_STALENESS}{asked[0]}, more than the {allowed} that the run allows"
+
+
+def error_of(replays: Mapping[str, Any]) -> float:
+    """The share below which a gain says nothing: noise, or what the replay itself misses."""
+    return max(NOISE, replays["miss"] or 0.0)
+
+
+def best(replays: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schedule with the most trained tokens a second, where that is more than the error."""
+    fair = [entry for entry in replays["schedules"] if not entry["figures"].get("censors")]
     top = max(fair, key=lambda entry: float(entry["gained"]), default=None)
-    return top if top is not None and top["gained"] > NOISE else None
+    return top if top is not None and top["gained"] > error_of(replays) else None
 
 
-def is_worth_it(entry: Mapping[str, Any]) -> bool:
-    """More trained tokens a second, or shorter steps at as many; beyond noise."""
-    return bool(entry["gained"] > NOISE or (entry["saved"] > NOISE and entry["gained"] > -NOISE))
+def is_worth_it(entry: Mapping[str, Any], error: float = NOISE) -> bool:
+    """More trained tokens a second, or shorter steps at as many; beyond the error."""
+    return bool(entry["gained"] > error or (entry["saved"] > error and entry["gained"] > -NOISE))
 
 
 def _words(replays: Mapping[str, Any]) -> Iterator[str]:
@@ -120,9 +150,12 @@ def _words(replays: Mapping[str, Any]) -> Iterator[str]:
         f"The same rollouts again on virtual time, {steps} steps. As it was: {base['step_s']:,.3g} s a step{beside}, "
         f"{base['tokens_per_s']:,.0f} trained tokens/s."
     )
-    top = best(replays["schedules"])
-    if top is None:
-        yield f"None of these gains more than {NOISE:.0%} in trained tokens/s, which is noise."
+    error = error_of(replays)
+    if error > NOISE:
+        yield f"The replay is {error:.1%} off what was measured: a gain below that is within its error."
+    if best(replays) is None:
+        why = "which is noise" if error == NOISE else "which is that error"
+        yield f"None of these gains more than {error:.{0 if error == NOISE else 1}%} in trained tokens/s, {why}."
 
 
 def gain_words(entry: Mapping[str, Any]) -> str:
@@ -132,6 +165,6 @@ def gain_words(entry: Mapping[str, Any]) -> str:
     stale = figures.get("staleness_max") or 0
     age = "strictly on-policy" if not stale else f"up to {stale} version{'' if stale == 1 else 's'} old"
     return (
-        f"{figures['step_s']:,.3g} s a step ({-entry['saved']:+.0%}), {figures['tokens_per_s']:,.0f} trained tokens/s "
-        f"({entry['gained']:+.0%}), {age}{masked}"
+        f"{figures['step_s']:,.3g} s a step ({-entry['saved']:+z.0%}), {figures['tokens_per_s']:,.0f} trained tokens/s "
+        f"({entry['gained']:+z.0%}), {age}{masked}"
     )

@@ -131,12 +131,13 @@ def held_up(timeline: StepTimeline | None, row: Row, finals: Mapping[str, Rollou
         "generate_s": timeline.generate_s,
         "rollouts": timeline.rollouts,
         "median_tokens": timeline.median_tokens,
+        "most": timeline.most,
         "most_done_s": timeline.most_done_s,
         "tail_s": timeline.tail_s,
         "last": [_last(f.rollout, f.at_s, f.tokens, timeline.median_tokens, finals) for f in timeline.last],
         "turns": [{"rollout": t.rollout, "turn": t.turn, "seconds": t.seconds} for t in timeline.turns],
     }
-    return found | {"says": list(_step_words(found, timeline))}
+    return found | {"says": list(_step_words(found, timeline, row.get("time/step_s")))}
 
 
 def _last(
@@ -150,14 +151,10 @@ def _last(
     return found
 
 
-def _step_words(found: Mapping[str, Any], timeline: StepTimeline) -> Iterable[str]:
+def _step_words(found: Mapping[str, Any], timeline: StepTimeline, step_s: float | None) -> Iterable[str]:
     if not timeline.last:
         return
-    share = timeline.tail_s / timeline.generate_s if timeline.generate_s else 0.0
-    yield (
-        f"Of {timeline.rollouts:,} rollouts 95 % were done after {timeline.most_done_s:,.2f} s; the last 5 % took "
-        f"another {timeline.tail_s:,.2f} s, {share:.0%} of the step's {timeline.generate_s:,.2f} s."
-    )
+    yield f"{_tail_words(timeline)}{'' if step_s is None else f'; the whole step took {step_s:,.2f} s'}."
     yield _who(found["last"][0])
     after = timeline.generate_s - timeline.last[0].at_s
     if after > 0.05 * timeline.generate_s:
@@ -165,6 +162,19 @@ def _step_words(found: Mapping[str, Any], timeline: StepTimeline) -> Iterable[st
     if timeline.turns and timeline.turns[0].seconds > 0.05 * timeline.generate_s:
         turn = timeline.turns[0]
         yield f"The longest tool call was turn {turn.turn} of {turn.rollout}: {turn.seconds:,.2f} s."
+
+
+def _tail_words(timeline: StepTimeline) -> str:
+    """When most were done and what the last ones took; shares are of the time until the batch closed."""
+    rest, until = timeline.rollouts - timeline.most, f"{timeline.generate_s:,.2f} s until the batch closed"
+    if not rest:
+        return f"The only rollout was done after {timeline.most_done_s:,.2f} s of the {until}"
+    share = timeline.tail_s / timeline.generate_s if timeline.generate_s else 0.0
+    most, last = ("95 %", "the last 5 %") if rest > 1 else (f"{timeline.most:,}", "the last one")
+    return (
+        f"Of {timeline.rollouts:,} rollouts {most} {'was' if most == '1' else 'were'} done after "
+        f"{timeline.most_done_s:,.2f} s; {last} took another {timeline.tail_s:,.2f} s, {share:.0%} of the {until}"
+    )
 
 
 def _who(last: Mapping[str, Any]) -> str:
@@ -204,12 +214,12 @@ def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], allowed: int | 
     if found["excess"] is not None:
         yield (
             f"Generation took {found['makespan_s']:,.2f} s; no strictly on-policy schedule of these rollouts takes "
-            f"less than {found['bound_s']:,.2f} s: excess {found['excess']:+.0%}."
+            f"less than {found['bound_s']:,.2f} s: excess {found['excess']:+z.0%}."
         )
     else:
         steps, least = total(rows, "schedule/decode_steps"), total(rows, "schedule/bound_steps")
         if steps and least:
-            yield f"{steps:,.0f} decode steps, {steps / least - 1:+.0%} over the least that any schedule needs."
+            yield f"{steps:,.0f} decode steps, {steps / least - 1:+z.0%} over the least that any schedule needs."
     if found["window_bound_s"] and allowed != 0:
         yield (
             f"With staleness allowed, {found['window_bound_s']:,.2f} s is what to compare with (a heuristic, no bound)."
@@ -274,7 +284,7 @@ def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
         more = "more than" if ks > allowed else "within"
         yield (
             f"Lengths trained on against lengths generated: KS distance {ks:.3f}, {more} what chance explains "
-            f"({allowed:.3f})."
+            f"({min(1.0, allowed):.3f}{', the most there can be: too few answers to tell' if allowed >= 1 else ''})."
         )
     if found["p99_ratio"] is not None and found["p99_ratio"] < 0.8:
         yield f"The longest 1 % of answers are trained on at {found['p99_ratio']:.2f} of their share: censored."

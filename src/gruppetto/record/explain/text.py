@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gruppetto.record.explain.read import step_words
-from gruppetto.record.explain.replays import best, gain_words, is_worth_it
+from gruppetto.record.explain.replays import NOISE, best, error_of, gain_words, is_worth_it
 
 LISTED = 3
 """Last rollouts that are listed of a step."""
@@ -27,7 +27,7 @@ def to_text(explanation: Mapping[str, Any]) -> str:
         _section("Staleness", explanation["staleness"]),
         _section("Weights to the engines", explanation["publishes"]),
         _replays(explanation["replays"]),
-        _advice(explanation["advice"], explanation["engine_seconds"]["total_s"]),
+        _advice(explanation["advice"], explanation["engine_seconds"]["total_s"], explanation["replays"]),
         _missing(explanation["missing"]),
     ]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
@@ -85,26 +85,38 @@ def _replays(replays: Mapping[str, Any] | None) -> Iterator[str]:
     schedules = sorted(replays["schedules"], key=lambda entry: -entry["gained"])
     width = max((len(entry["name"]) for entry in schedules), default=0)
     yield from (f"  {entry['name']:<{width}}  {gain_words(entry)}" for entry in schedules)
-    top = best(schedules)
+    top = best(replays) if schedules else None
     if top is not None:
         where = "in place of the table [scheduler]" if top["whole"] else f"{top['name']} below"
-        yield f"  The most trained tokens a second: in run.toml, {where}:"
+        yield f"  The most trained tokens a second{_asking(top)}: in run.toml, {where}:"
         yield from (f"       {line}" for line in top["lines"])
 
 
-def _advice(advice: Sequence[Mapping[str, Any]], has_causes: object) -> Iterator[str]:
+def _asking(replay: Mapping[str, Any] | None) -> str:
+    """What a change asks for beyond what the run allows, in brackets."""
+    return f" ({replay['beyond']})" if replay and replay["beyond"] else ""
+
+
+def _advice(
+    advice: Sequence[Mapping[str, Any]], has_causes: object, replays: Mapping[str, Any] | None
+) -> Iterator[str]:
     yield "What to change"
-    if not advice:
+    compared = replays if replays and replays["schedules"] else None
+    error = error_of(compared) if compared else NOISE
+    if not advice and compared and (top := best(compared)):
+        yield f"  The rules suggest nothing; of what was replayed, {top['name']} gains most, as its lines above say."
+    elif not advice:
         yield "  Nothing that the rules know of." if has_causes else "  The record says too little to tell."
     for number, entry in enumerate(advice, start=1):
         replay = entry.get("replay")
-        if replay and not is_worth_it(replay):
-            yield f"  {number}. The rules suggest {', '.join(entry['lines'][1:])}; its replay gains nothing here:"
+        if replay and not is_worth_it(replay, error):
+            gains = "is within the replay's error" if is_worth_it(replay) else "gains nothing here"
+            yield f"  {number}. The rules suggest {', '.join(entry['lines'][1:])}; its replay {gains}:"
             yield f"     {gain_words(replay)}."
             continue
         why = entry["why"][:1].upper() + entry["why"][1:]
         whole = ", in place of the table [scheduler]" if replay and replay["whole"] else ""
-        yield f"  {number}. {why}. In run.toml{whole}:"
+        yield f"  {number}. {why}. In run.toml{whole}{_asking(replay)}:"
         yield from (f"       {line}" for line in entry["lines"])
         yield f"     Price: {entry['price']}."
         if replay:

@@ -15,7 +15,7 @@ from math import ceil
 from gruppetto.record.explain.read import Event
 
 TAIL = 0.95
-"""Share of a step's rollouts after which the tail begins."""
+"""Share of a step's rollouts after which the tail begins; in a small batch the last one alone is the tail."""
 
 KEPT = 5
 """Last finishers, and longest turns of the environment, that are kept of a step."""
@@ -41,19 +41,22 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeline:
-    """One step: its length until the close, when 95 % were finished, who came last, the longest turns."""
+    """One step: its length until the close, when most (95 %, all but one of fewer than 20) were finished, who came
+    last, the longest turns."""
 
     step: int
     generate_s: float
     rollouts: int
     median_tokens: int
+    most: int
+    """How many those are."""
     most_done_s: float
     last: tuple[Finish, ...]
     turns: tuple[Turn, ...]
 
     @property
     def tail_s(self) -> float:
-        """Seconds from where 95 % were finished to the last one."""
+        """Seconds from where most were finished to the last one."""
         return max(0.0, self.last[0].at_s - self.most_done_s) if self.last else 0.0
 
 
@@ -126,12 +129,14 @@ def _summary(
 ) -> StepTimeline:
     finished.sort(key=lambda event: event.t)
     tokens = sorted(event.tokens or 0 for event in finished)
-    most = finished[ceil(TAIL * len(finished)) - 1].t if finished else begin
+    count = max(min(ceil(TAIL * len(finished)), len(finished) - 1), min(1, len(finished)))
+    most = finished[count - 1].t if finished else begin
     return StepTimeline(
         step=step,
         generate_s=end - begin,
         rollouts=len(finished),
         median_tokens=tokens[(len(tokens) - 1) // 2] if tokens else 0,
+        most=count,
         most_done_s=max(0.0, most - begin),
         last=tuple(
             Finish(event.rollout or "", max(0.0, event.t - begin), event.tokens or 0)

@@ -1,0 +1,131 @@
+"""What the replays of a run say in `explain`: gains, their error, and what they ask for."""
+
+import json
+
+import pytest
+from record.run_folder import demo_run, lines, metrics
+
+from gruppetto.record.explain import explain, to_text
+
+
+@pytest.fixture
+def run(tmp_path):
+    return demo_run(tmp_path)
+
+
+def figures(step_s, tokens_per_s, **more):
+    return {"step_s": step_s, "tokens_per_s": tokens_per_s, "staleness_max": 0, "masked": 0.0, "censors": False} | more
+
+
+def outcome(changes, in_place=(), measured=(48.0, 1010.0), **schedules):
+    """A replayer's answer: as run 50 s and 1,000 tokens/s; every change the same, unless told otherwise."""
+    same = {change.name: figures(50.0, 1000.0) for change in changes}
+    given = {change.name: schedules[key] for change in changes for key in schedules if key in change.name}
+    return {
+        "steps": 2,
+        "measured": figures(*measured),
+        "as_run": figures(50.0, 1000.0),
+        "schedules": same | given,
+        "in_place": [change.name for change in changes if change.whole or change.name in in_place],
+    }
+
+
+def test_replays_say_what_each_change_would_have_saved(run):
+    def replayer(folder, changes, rows):
+        assert folder == run
+        assert len(rows) == 3
+        assert len({frozenset(change.lines) for change in changes}) == len(changes)
+        return outcome(changes, wait=figures(25.0, 1800.0, staleness_max=1, masked=0.2))
+
+    found = explain(run, replay=replayer)
+    wait = next(entry for entry in found["replays"]["schedules"] if "wait" in entry["name"])
+    assert (wait["saved"], round(wait["gained"], 6), wait["whole"]) == (0.5, 0.8, True)
+    text = to_text(found)
+    assert "As it was: 50 s a step (measured: 48 s), 1,000 trained tokens/s." in text
+    assert "25 s a step (-50%), 1,800 trained tokens/s (+80%), up to 1 version old, 20% of the tokens masked" in text
+    assert '[scheduler]\n       type = "layered"\n       max_staleness = 1\n       over_age = "wait"' in text
+    assert 'in place of the table [scheduler]:\n       [scheduler]\n       type = "layered"' in text
+
+
+def test_a_suggestion_is_replayed_as_its_lines_say(run):
+    tried = {}
+
+    def replayer(folder, changes, rows):
+        tried.update({change.name: change for change in changes})
+        return outcome(changes, in_place=["suggestion 2"], suggestion=figures(30.0, 1500.0))
+
+    found = explain(run, replay=replayer)
+    first = found["advice"][1]
+    assert tried["suggestion 2"].lines == tuple(first["lines"])
+    assert tried["suggestion 2"].settings[0] == 'scheduler.type="layered"'
+    assert first["replay"]["gained"] == 0.5
+    text = to_text(found)
+    assert "In run.toml, in place of the table [scheduler] (it asks for max_staleness = 1, more than" in text
+    assert "In a replay: 30 s a step (-40%), 1,500 trained tokens/s (+50%), strictly on-policy." in text
+
+
+def test_gains_within_noise_and_gains_that_censor_are_not_put_forward(run):
+    def replayer(folder, changes, rows):
+        seen = (50.0, 1000.0)
+        return outcome(changes, measured=seen, mask=figures(20.0, 3000.0, censors=True), wait=figures(49.0, 1020.0))
+
+    text = to_text(explain(run, replay=replayer))
+    assert "None of these gains more than 3% in trained tokens/s, which is noise." in text
+    assert "The most trained tokens a second" not in text
+
+
+@pytest.mark.parametrize(
+    ("gained", "headline", "advised"),
+    [
+        (1.05, False, 'The rules suggest type = "layered", max_staleness = 4, over_age = "wait", depth = 1.5; '),
+        (1.25, True, "(it asks for max_staleness = 4, more than the 0 that the run allows):"),
+    ],
+)
+def test_a_gain_below_what_the_replay_misses_is_within_its_error(run, gained, headline, advised):
+    def replayer(folder, changes, rows):  # 8.7 % off in seconds, 2.9 % in tokens/s
+        better = figures(50.0 / gained, 1000.0 * gained)
+        return outcome(changes, measured=(46.0, 1030.0), suggestion=better)
+
+    found = explain(run, replay=replayer)
+    assert found["replays"]["miss"] == pytest.approx(50 / 46 - 1)
+    text = to_text(found)
+    assert "The replay is 8.7% off what was measured: a gain below that is within its error." in text
+    assert ("None of these gains more than 8.7% in trained tokens/s, which is that error." in text) is not headline
+    assert ("The most trained tokens a second" in text) is headline
+    assert advised in text
+    assert ("its replay is within the replay's error:" in text) is not headline
+
+
+def test_what_is_put_forward_is_not_taken_back(run):
+    """Where no rule suggests anything, the best replay is still what to change; and more staleness is said."""
+    config = {"scheduler": {"type": "layered", "max_staleness": 1, "over_age": "wait"}, "rollout": {}}
+    (run / "config.resolved.json").write_text(json.dumps(config))
+    rows = [json.loads(line) | {"engine_s/tail": 0.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines(run / "metrics.jsonl", rows)
+    entry = "layered:max_staleness=4:over_age=wait:depth=1.5"
+
+    def replayer(folder, changes, rows):
+        return outcome(changes, **{"staleness=4": figures(30.0, 1500.0, staleness_max=2)})
+
+    found = explain(run, replay=replayer)
+    assert found["advice"] == []
+    text = to_text(found)
+    asks = "it asks for max_staleness = 4, more than the 1 that the run allows"
+    assert f"The most trained tokens a second ({asks}): in run.toml, in place of the table [scheduler]:" in text
+    assert f"The rules suggest nothing; of what was replayed, {entry} gains most" in text
+    assert "Nothing that the rules know of" not in text
+
+
+def test_figures_that_round_to_nothing_have_no_minus(run):
+    def replayer(folder, changes, rows):
+        return outcome(changes, wait=figures(50.001, 999.99))
+
+    assert "-0%" not in to_text(explain(run, replay=replayer))
+    lines(run / "metrics.jsonl", [metrics(1, 31.9999)])
+    assert "excess +0%" in to_text(explain(run))
+
+
+def test_no_replays_of_a_single_step_nor_where_there_is_a_reason_against(run):
+    assert explain(run, 1, replay=lambda *_: pytest.fail("asked"))["replays"] is None
+    found = explain(run, replay=lambda *_: {"skipped": "it is too large"})
+    assert "  None: it is too large." in to_text(found)
