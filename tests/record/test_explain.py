@@ -96,7 +96,7 @@ def test_what_is_no_run_is_refused_in_one_line(run, tmp_path, capsys):
     assert "is no run folder" in refused(capsys, run / "metrics.jsonl")
     assert "step 9 is not in" in refused(capsys, run, "--step", 9)
     assert "it has steps 1 to 3; write --step 1" in refused(capsys, run, "--step", 0)
-    assert "cannot be written: Is a directory; write another path" in refused(capsys, run, "--json", tmp_path)
+    assert "cannot be written: it is a folder" in refused(capsys, run, "--json", tmp_path)
     (run / "config.resolved.json").write_text("{")
     assert "config.resolved.json is not JSON" in refused(capsys, run)
     (run / "metrics.jsonl").write_text("")

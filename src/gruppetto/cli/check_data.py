@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gruppetto.cli.output import check_json, write_json
 from gruppetto.cli.settings import add_settings, load_settings, quiet_threads
 from gruppetto.errors import UserError
 
@@ -42,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "check-data",
         help="say what the data is, and which rows cannot be used",
         description="Reads all tasks of a config, or of one data file; grades their gold answers with the reward.",
-        epilog="Examples: gruppetto check-data run.toml · gruppetto check-data rows.jsonl --reward numeric",
+        epilog="Examples: gruppetto check-data run.toml; gruppetto check-data rows.jsonl --reward numeric",
     )
     add_settings(parser)
     parser.add_argument("--model", metavar="FOLDER", help="measure prompts with this model's tokenizer (model.path)")
@@ -53,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Raises `UserError`, after the report, when something in the data is unusable."""
+    check_json(args.json)
     loaded = load_settings(settings_of(args))
     config = loaded.config
     of_config = not any(_is_data(item) for item in args.settings)
@@ -148,15 +150,9 @@ def _write(parts: Sequence[Part], target: str | None) -> None:
     report: dict[str, Any] = {part.title.replace("-", "_"): as_json(part) for part in parts}
     if len(parts) == 2:
         report["overlap"] = len(_overlap(parts))
-    if target is None:
-        _print(parts)
-    elif target == "-":
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-    else:
-        try:
-            Path(target).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--json {target} cannot be written: {error.strerror}; write a path that can") from error
+    if target is not None:
+        write_json(json.dumps(report, indent=2, ensure_ascii=False) + "\n", target)
+    if target != "-":
         _print(parts)
 
 

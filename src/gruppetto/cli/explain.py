@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gruppetto.errors import UserError
+from gruppetto.cli.output import check_json, write_json
 
 if TYPE_CHECKING:
     from gruppetto.record.explain import Replayer
@@ -36,17 +35,12 @@ def run(args: argparse.Namespace) -> int:
     from gruppetto.record.explain import explain, to_text
     from gruppetto.record.lines import to_json
 
+    check_json(args.json)
     explanation = explain(args.run_folder, args.step, None if args.no_replay else _replayer())
-    text = to_json(explanation).decode() + "\n"
-    if args.json == "-":
-        print(text, end="")
-        return 0
-    if args.json:
-        try:
-            Path(args.json).write_text(text)
-        except OSError as error:
-            raise UserError(f"--json {args.json} cannot be written: {error.strerror}; write another path") from None
-    print(to_text(explanation), end="")
+    if args.json != "-":
+        print(to_text(explanation), end="", flush=True)
+    if args.json is not None:
+        write_json(to_json(explanation).decode() + "\n", args.json)
     return 0
 
 

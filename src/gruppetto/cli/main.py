@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from gruppetto import __version__
+from gruppetto.cli.output import open_streams
 from gruppetto.errors import GruppettoError
 from gruppetto.extras import extra_of, needs
 
@@ -24,6 +25,11 @@ COMMANDS = (
     "config",
 )  # fmt: skip
 INTERRUPTED = 130
+_NO_ACCESS = {
+    errno.EACCES: "may not be read or written (permission denied)",
+    errno.EPERM: "may not be changed (not permitted)",
+    errno.EROFS: "cannot be written, it is on a read-only file system",
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -76,6 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
+    open_streams()
     args = parse(argv)
     debug = args.debug or os.environ.get("GRUPPETTO_DEBUG", "") not in ("", "0")
     try:
@@ -97,15 +104,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, ModuleNotFoundError) and extra_of(error.name or ""):
-            _complain(needs(f"gruppetto {args.command}", error.name or ""))
-            return 2
-        if full_disk(error):
-            _complain(f"the disk is full ({str(error).splitlines()[0]}); free space; a run goes on with --resume")
-            return 1
-        lines = str(error).splitlines() or [""]
-        _complain(f"{type(error).__name__}: {lines[0]} (not foreseen; add --debug to see where)")
+        return _told(error, args.command)
+
+
+def _told(error: Exception, command: str) -> int:
+    """Says in a line what no part of the project said itself; returns the exit code."""
+    if isinstance(error, ModuleNotFoundError) and extra_of(error.name or ""):
+        _complain(needs(f"gruppetto {command}", error.name or ""))
+        return 2
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _NO_ACCESS:
+        _complain(f"{os.fsdecode(error.filename)}: {_NO_ACCESS[error.errno]}; write another path, or change its rights")
+        return 2
+    lines = str(error).splitlines() or [""]
+    if isinstance(error, UnicodeEncodeError):
+        _complain(f"a name or a text does not go with the locale: {lines[0]}; set LC_ALL=C.UTF-8, or use another name")
+        return 2
+    if full_disk(error):
+        then = "; a run goes on with --resume" if command == "train" else ", and run the command again"
+        _complain(f"the disk is full ({lines[0]}); free space{then}")
         return 1
+    _complain(f"{type(error).__name__}: {lines[0]} (not foreseen; add --debug to see where)")
+    return 1
 
 
 def full_disk(error: Exception) -> bool:

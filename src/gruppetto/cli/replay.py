@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gruppetto.cli.output import check_json
 from gruppetto.cli.settings import split_settings
 from gruppetto.errors import UserError
 
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from gruppetto.cli.simulate import print_table, write_figures
     from gruppetto.sim.replay.again import prepare
 
+    check_json(args.json)
     replay = prepare(args.path, _columns(args.column), args.characters_per_token)
     files, overrides = split_settings(args.settings)
     configs = {name: _config(replay, name, files, overrides) for name in _names(replay, args.compare)}

@@ -9,6 +9,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gruppetto.cli.output import check_json, write_json
+from gruppetto.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -52,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from gruppetto.ledger.reproduce.study import carry_out
 
+    check_json(args.json)
+    if "" in (name.strip() for name in args.names):
+        raise UserError("a name is empty, which every record would match; write part of one, or none for all")
     of_ledger = args.names[:1] == [LEDGER]
     names = args.names[1:] if of_ledger else args.names
     studies, elsewhere, as_json = _ledger(names) if of_ledger else _scheduler(names)
@@ -169,10 +175,5 @@ def _shown(value: float) -> str:
 
 def _write(table: dict[str, object], target: str) -> None:
     import json
-    from pathlib import Path
 
-    text = json.dumps(table, indent=2) + "\n"
-    if target == "-":
-        print(text, end="")
-    else:
-        Path(target).write_text(text)
+    write_json(json.dumps(table, indent=2) + "\n", target)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gruppetto.cli.output import check_json, write_json
 from gruppetto.cli.settings import add_settings, require_files, split_settings
-from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
     from gruppetto.config.loader import Loaded
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from gruppetto.sim.simulate import simulate
 
     require_files(args.settings, "simulate")
+    check_json(args.json)
     runs = compared(args.settings, args.compare)
     _check_new(list(runs.values()))
     configs = [loaded.config for loaded in runs.values()]
@@ -117,11 +118,4 @@ def write_figures(results: Mapping[str, Mapping[str, Any]], target: str) -> None
     """All figures as JSON, one object a run; `-` is standard output. Raises `UserError`."""
     import json
 
-    text = json.dumps(results, indent=2) + "\n"
-    if target == "-":
-        print(text, end="")
-        return
-    try:
-        Path(target).write_text(text)
-    except OSError as error:
-        raise UserError(f"--json {target} cannot be written: {error.strerror}; write another path") from None
+    write_json(json.dumps(results, indent=2) + "\n", target)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
     found = timelines(record.events(), {row["step"] for row in worst})
     allowed = staleness_allowed(record.config)
     explanation: dict[str, Any] = {
-        "run": str(record.path),
+        "run": os.fsencode(record.path).decode("utf-8", "replace"),  # a name of any bytes, as text that JSON can hold
         "scheduler": record.config.get("scheduler", {}),
         "placement": record.config.get("run", {}).get("placement"),
         "steps": [row["step"] for row in rows],
