@@ -38,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--compare",
         metavar="A,B",
-        default=COMPARE,
         help="scheduler types, each may carry settings: partial:over_age=drop; oracle knows lengths beforehand",
     )
     parser.add_argument(
@@ -52,26 +51,36 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
-    from gruppetto.cli.simulate import print_table, write_figures
+    """Runs the command; 1 where an entry that was asked for failed, or every one."""
+    from gruppetto.cli.side_by_side import tell_failed, with_failed
+    from gruppetto.cli.simulate import print_differences, print_table, write_figures
     from gruppetto.sim.replay.again import prepare
 
     check_json(args.json)
+    asked = COMPARE if args.compare is None else args.compare
     replay = prepare(args.path, _columns(args.column), args.characters_per_token)
     files, overrides = split_settings(args.settings)
-    configs = {name: _config(replay, name, files, overrides) for name in _names(replay, args.compare)}
+    configs = {name: _config(replay, name, files, overrides) for name in _names(replay, asked)}
     if not configs:
         raise UserError("--compare names no scheduler; write one or more, such as sync,partial")
     words = [*replay.words, *_what_is_run(next(iter(configs.values())).config)]
     if args.json != "-":
         print(f"{replay.trace.kind} {replay.trace.path}: {len(replay.trace.rollouts):,} rollouts")
         print("".join(f"  {word}\n" for word in words), end="", flush=True)
-    results = _run_all(replay, configs)
-    if args.json != "-":
-        print_table(results)
-    if args.json:
-        write_figures({"trace": {"path": replay.trace.path, "assumed": words}, "schedulers": results}, args.json)
-    return 0
+    results: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
+    try:
+        failed = _run_all(replay, configs, results)
+    finally:  # an interruption leaves the table of what is there
+        if results and args.json != "-":
+            print_table(results)
+            print_differences({name: configs[name].config for name in results if name in configs})
+        if (results or failed) and args.json:
+            found = {"trace": {"path": replay.trace.path, "assumed": words}}
+            write_figures({**found, "schedulers": with_failed(results, failed)}, args.json)
+        serious = bool(failed) and (args.compare is not None or len(failed) == len(configs))
+        tell_failed(failed, as_error=serious)
+    return 1 if serious else 0
 
 
 def _names(replay: Replay, compare: str) -> list[str]:
@@ -93,20 +102,20 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
     return loaded
 
 
-def _run_all(replay: Replay, configs: dict[str, Loaded]) -> dict[str, dict[str, Any]]:
-    """The figures of what was measured and of each replay, all over the same steps."""
-    from gruppetto.cli.stepping import steps_shown
-    from gruppetto.sim.compare import figures, warm_up
+def _run_all(replay: Replay, configs: dict[str, Loaded], results: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Fills in the figures of what was measured and of each replay, all over the same steps; why replays failed."""
+    from gruppetto.cli.side_by_side import carry_out
+    from gruppetto.sim.compare import warm_up
     from gruppetto.sim.replay.running import ORACLE, run_again
 
     chosen = [loaded.config for loaded in configs.values()]
     skipped = warm_up([config.scheduler.max_staleness for config in chosen], min(c.run.steps for c in chosen))
-    results = {} if replay.measured is None else _measured(replay.measured, skipped)
-    for name, loaded in configs.items():
-        with steps_shown(name, Path(loaded.config.run.dir) / loaded.config.run.name, loaded.config.run.steps):
-            folder = run_again(loaded, replay.demand, oracle=name == ORACLE)
-        results[name] = figures(folder, skipped)
-    return results
+    results.update({} if replay.measured is None else _measured(replay.measured, skipped))
+
+    def run_one(name: str, loaded: Loaded) -> Path:
+        return run_again(loaded, replay.demand, oracle=name == ORACLE)
+
+    return carry_out(configs, run_one, skipped, results)
 
 
 def _measured(run: Path, skipped: int) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from gruppetto.cli.settings import add_settings, require_files, split_settings
 
 if TYPE_CHECKING:
     from gruppetto.config.loader import Loaded
+    from gruppetto.config.schema import Config
 
 WIDTH = 150
 """Columns of the table where there is no terminal to ask."""
@@ -39,9 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
-    from gruppetto.cli.stepping import steps_shown
-    from gruppetto.sim.compare import figures, warm_up
+    """Runs the command; 1 where an entry failed."""
+    from gruppetto.cli.side_by_side import carry_out, tell_failed, with_failed
+    from gruppetto.sim.compare import warm_up
     from gruppetto.sim.simulate import simulate
 
     require_files(args.settings, "simulate")
@@ -51,17 +52,17 @@ def run(args: argparse.Namespace) -> int:
     configs = [loaded.config for loaded in runs.values()]
     skipped = warm_up([config.scheduler.max_staleness for config in configs], min(c.run.steps for c in configs))
     results: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
     try:
-        for name, loaded in runs.items():
-            with steps_shown(name, Path(loaded.config.run.dir) / loaded.config.run.name, loaded.config.run.steps):
-                folder = simulate(loaded)
-            results[name] = figures(folder, skipped)
+        failed = carry_out(runs, lambda name, loaded: simulate(loaded), skipped, results)
     finally:  # an interruption leaves the table of what is there
         if results and args.json != "-":
             print_table(results)
-        if results and args.json:
-            write_figures(results, args.json)
-    return 0
+            print_differences({name: runs[name].config for name in results})
+        if (results or failed) and args.json:
+            write_figures(with_failed(results, failed), args.json)
+        tell_failed(failed)
+    return 1 if failed else 0
 
 
 def compared(settings: Sequence[str], compare: str | None) -> dict[str, Loaded]:
@@ -112,6 +113,15 @@ def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
     console = Console()
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
     print(LEGEND)
+
+
+def print_differences(configs: Mapping[str, Config]) -> None:
+    """A line below the table where its rows did not meet the same rollouts."""
+    from gruppetto.sim.compare import differences
+
+    if found := differences(list(configs.values())):
+        parts = ", ".join(f"{key} ({', '.join(values)})" for key, values in found.items())
+        print(f"note: these did not meet the same rollouts, so their figures do not compare; they differ in {parts}")
 
 
 def write_figures(results: Mapping[str, Mapping[str, Any]], target: str) -> None:

@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gruppetto.config.preflight import LIMITS_OF_AUTO
-from gruppetto.config.schema import SchedulerSection
+from gruppetto.config.schema import Config, SchedulerSection
 from gruppetto.record.explain.read import read_run
 
 WARM_UP = 2
 """First steps left out besides one for each version of staleness: they start from an empty pool."""
+
+MEETS = (
+    "sim.workload", "sim.lengths", "sim.tasks", "run.seed", "run.steps", "rollout.prompts_per_step",
+    "rollout.group_size", "rollout.max_tokens",
+)  # fmt: skip
+"""Settings that decide which rollouts a run meets, and how many."""
 
 RUN_ON = ("async_bounded", "windowed")
 """Presets that need engines which run while the trainer trains."""
@@ -73,6 +79,18 @@ def overrides(entry: str, *, placed: bool = False) -> list[str]:
 
 def _nullable(field: Any) -> bool:
     return type(None) in get_args(field.annotation)
+
+
+def differences(configs: Sequence[Config]) -> dict[str, list[str]]:
+    """The settings that decide which rollouts a run meets, where these have different ones: setting, values in words.
+    A run that has another seed, workload or size is about other rollouts."""
+    found = {}
+    for key in MEETS:
+        table, name = key.split(".")
+        values = dict.fromkeys(str(getattr(getattr(config, table), name)) for config in configs)
+        if len(values) > 1:
+            found[key] = list(values)
+    return found
 
 
 def warm_up(bounds: Sequence[int | None], steps: int) -> int:
