@@ -12,6 +12,7 @@ from typing import Any
 
 from gruppetto.record.explain import sections
 from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
+from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import gaps
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
 from gruppetto.record.explain.replays import Candidate, candidates, join
@@ -63,6 +64,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
             sections.held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst
         ],
         "engine_seconds": sections.engine_seconds(rows, record.config),
+        "engines": engines(record, {row["step"] for row in rows}),
         "bound": sections.bound(rows, allowed),
         "bias": sections.bias(rows[-1], rows),
         "dropped": sections.dropped(
@@ -87,7 +89,7 @@ def _publishes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str
     """The events are gone through once more for it, so only where there was a choice."""
     if record.config.get("weights", {}).get("mode") != "delta":
         return {"says": []}
-    return sections.publishes(record.events(), {row["step"] for row in rows})
+    return sections.publishes(record.events("published"), {row["step"] for row in rows})
 
 
 def _length(row: Mapping[str, Any]) -> float:

@@ -51,6 +51,10 @@ class Event(msgspec.Struct):
     task: str | None = None
     long: bool = False
     """A launch in a long round."""
+    slow: bool = False
+    """Of a pace: slower than the other engines."""
+    times: float | None = None
+    """Of a pace: how many times slower than the fastest."""
     kinds: Any = None
     """Of a publish: by engine what it was sent."""
     why_full: Any = None
@@ -107,14 +111,15 @@ class RunRecord:
         """The rollouts that became final in a step; empty where the run did not write them."""
         return list(_lines(self.path / "rollouts" / f"step_{step:06d}.jsonl", RolloutRow))
 
-    def events(self) -> Iterator[Event]:
-        """All events, in their order; none where the run did not write them."""
-        yield from _lines(self.path / "events.jsonl", Event)
+    def events(self, *kinds: str) -> Iterator[Event]:
+        """The events, in their order, all or those of some kinds (of others, lines are not even decoded); none where
+        the run did not write them."""
+        found = _lines(self.path / "events.jsonl", Event, [f'"{kind}"'.encode() for kind in kinds])
+        yield from (event for event in found if not kinds or event.kind in kinds)
 
     def closed(self) -> set[int]:
-        """The steps whose batch the events close; only lines that may say so are decoded."""
-        found = _lines(self.path / "events.jsonl", Event, holding=b'"close"')
-        return {(event.version or 0) + 1 for event in found if event.kind == "close"}
+        """The steps whose batch the events close."""
+        return {(event.version or 0) + 1 for event in self.events("close")}
 
 
 def step_words(steps: Iterable[int]) -> str:
@@ -164,13 +169,14 @@ def lacking(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
     return [name for name in names if not any(row.get(name) is not None for row in rows)]
 
 
-def _lines(path: Path, kind: type[S], holding: bytes = b"") -> Iterator[S]:
+def _lines(path: Path, kind: type[S], holding: Sequence[bytes] = ()) -> Iterator[S]:
+    """The lines of a file; with `holding`, those that hold one of these."""
     if not path.is_file():
         return
     decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if holding not in line:
+            if holding and not any(part in line for part in holding):
                 continue
             try:
                 yield decoder.decode(line)

@@ -21,6 +21,7 @@ def to_text(explanation: Mapping[str, Any]) -> str:
         _title(explanation),
         *_held_up(explanation["held_up"]),
         _engine_seconds(explanation["engine_seconds"]),
+        _section("Engines", explanation["engines"]),
         _section("The least it could have taken", explanation["bound"]),
         _section("Length bias", explanation["bias"]),
         _section("Not trained on", explanation["dropped"]),

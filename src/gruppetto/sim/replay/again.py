@@ -22,6 +22,7 @@ from typing import Any
 from gruppetto.config.loader import Loaded, document_lines, load
 from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
+from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import absent_steps, gaps
 from gruppetto.record.explain.read import RunRecord, read_run, step_words
 from gruppetto.sim import compare
@@ -124,7 +125,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     usual = prices.prompt_tokens if simulated else None
     found = launched(trace, folder, int(config["rollout"]["group_size"]), usual)
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
-    tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, "failures": []}
+    tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0}
     above = {
         "run": {"name": f"{folder.resolve().name}-replay", "steps": record.steps[-1]},
         "rollout": {key: config["rollout"][key] for key in ("prompts_per_step", "group_size", "max_tokens")},
@@ -136,7 +137,13 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     return Replay(
         trace=trace,
         demand=ReplayDemand(found, prompt or 1),
-        words=(f"{len(record.rows)} recorded steps; {known}", *_gap_words(record), *prices.words, *found.words),
+        words=(
+            f"{len(record.rows)} recorded steps; {known}",
+            *_gap_words(record),
+            *prices.words,
+            *_failure_words(record),
+            *found.words,
+        ),
         below=tables,
         above=above,
         scheduler=_known(config, "scheduler"),
@@ -150,6 +157,17 @@ def _gap_words(record: RunRecord) -> Iterator[str]:
     yield from gaps(record)
     if absent_steps(record.steps):
         yield f"measured is over {step_words(record.steps)}, each replay over all {record.steps[-1]}"
+
+
+def _failure_words(record: RunRecord) -> Iterator[str]:
+    """What broke in a simulated run breaks again, at the same second; of a real one that cannot be said."""
+    found = engines(record, record.steps)
+    if found["sim_failures"]:
+        told = ", ".join(found["sim_failures"])
+        yield f"its engines broke as sim.failures says, and do so in a replay ({told}); sim.failures=[] leaves it out"
+    elif found["happened"]:
+        names = ", ".join(sorted({entry["engine"] for entry in found["happened"]}))
+        yield f"{names} failed or slowed down in the run (gruppetto explain says when); that is not replayed"
 
 
 def _known(config: Row, table: str) -> dict[str, Any]:
