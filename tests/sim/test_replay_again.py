@@ -287,6 +287,14 @@ def test_a_replay_has_the_name_of_its_run_also_through_a_link(tmp_path):
     assert prepare(tmp_path / "latest").config("sync").config.run.name == "recorded-replay-sync"
 
 
+def test_groups_of_one_are_put_together_and_called_that(tmp_path):
+    (tmp_path / "t.csv").write_text("group,length\na,100\nb,200\n")
+    assert (
+        "each group of the trace has one rollout: every 2 rollouts in a row count as one"
+        in prepare(tmp_path / "t.csv").words
+    )
+
+
 def test_single_rollouts_are_put_in_groups_and_that_is_said(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["length", *map(str, range(10, 42))]))
     replay = prepare(tmp_path / "t.csv")

@@ -108,8 +108,10 @@ def test_a_run_without_rollouts_or_with_a_damaged_config(tmp_path):
 
 def test_columns_that_cannot_be_mapped(tmp_path):
     (tmp_path / "t").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match=r"--column lenght= is no role; write --column length="):
+    with pytest.raises(UserError, match=r"^--column lenght=a: lenght is no role; write --column length=a \(there are"):
         read_trace(tmp_path / "t", columns={"lenght": "a"})
+    with pytest.raises(UserError, match=r"^--column foo=a: foo is no role; write one of length, group, member, turn"):
+        read_trace(tmp_path / "t", columns={"foo": "a"})
     with pytest.raises(UserError, match=r"--column length=c, but .*t has a, b; write one of those"):
         read_trace(tmp_path / "t", columns={"length": "c"})
     (tmp_path / "t").write_text(VERL % ('"a"', "1", "3"))

@@ -244,7 +244,8 @@ def _grouped(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     rollouts: tuple[TraceRollout, ...] = tuple(
         replace(r, group=number // size, member=number % size) for number, r in enumerate(trace.rollouts)
     )
-    words = (f"the trace knows no groups: every {size} rollouts in a row count as one",)
+    alone = "each group of the trace has one rollout" if trace.grouped else "the trace knows no groups"
+    words = (f"{alone}: every {size} rollouts in a row count as one",)
     return replace(trace, rollouts=rollouts), words
 
 

@@ -62,8 +62,9 @@ def find_columns(path: str, present: Sequence[str], mapped: Mapping[str, str]) -
     """Role -> column, as mapped, else as recognised; roles without a column are left out."""
     for role, column in mapped.items():
         if role not in ROLES:
-            near = get_close_matches(role, ROLES, n=1, cutoff=0.0)[0]
-            raise UserError(f"--column {role}= is no role; write --column {near}= (there are {', '.join(ROLES)})")
+            near, known = get_close_matches(role, ROLES, n=1), ", ".join(ROLES)
+            instead = f"--column {near[0]}={column} (there are {known})" if near else f"one of {known}"
+            raise UserError(f"--column {role}={column}: {role} is no role; write {instead}")
         if column not in present:
             raise UserError(f"--column {role}={column}, but {path} has {', '.join(present)}; write one of those")
     found = {role: [name for name in names if name in present] for role, names in ROLES.items()}
