@@ -65,6 +65,15 @@ def no_rollouts_of_5(run):
     (run / "rollouts" / "step_000005.jsonl").unlink()
 
 
+def no_rows_of_2(run):
+    (run / "rollouts" / "step_000002.jsonl").write_text("")
+
+
+def step_2_twice(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([*lines[:2], *lines[1:]]))
+
+
 def killed(run):
     cut(run / "metrics.jsonl", lambda number: number <= 4)
 
@@ -78,7 +87,9 @@ def killed(run):
         (no_events, "events.jsonl closes no step, while metrics.jsonl has steps 1 to 6"),
         (no_events_file, "there is no events.jsonl, while metrics.jsonl has steps 1 to 6"),
         (no_rollouts, "there is no folder rollouts: "),
-        (no_rollouts_of_5, "rollouts has no file of step 5: "),
+        (no_rollouts_of_5, "rollouts has no rows of step 5: "),
+        (no_rows_of_2, "rollouts has no rows of step 2: "),
+        (step_2_twice, "metrics.jsonl has more than one line of step 2: sums count each of them"),
         (killed, "4 of 6 steps ran: the run was interrupted, its data ended, or it is under way"),
     ],
 )

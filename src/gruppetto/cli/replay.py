@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     finally:  # an interruption leaves the table of what is there
         if results and args.json != "-":
             print_table(results)
-            print_differences({name: configs[name].config for name in results if name in configs})
+            print_differences({name: configs[name].config for name in results if name in configs}, again=True)
         if (results or failed) and args.json:
             found = {"trace": {"path": replay.trace.path, "assumed": words}}
             write_figures({**found, "schedulers": with_failed(results, failed)}, args.json)

@@ -115,11 +115,11 @@ def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
     print(LEGEND)
 
 
-def print_differences(configs: Mapping[str, Config]) -> None:
+def print_differences(configs: Mapping[str, Config], *, again: bool = False) -> None:
     """A line below the table where its rows did not meet the same rollouts."""
     from gruppetto.sim.compare import differences
 
-    if found := differences(list(configs.values())):
+    if found := differences(list(configs.values()), again=again):
         parts = ", ".join(f"{key} ({', '.join(values)})" for key, values in found.items())
         print(f"note: these did not meet the same rollouts, so their figures do not compare; they differ in {parts}")
 

@@ -81,11 +81,14 @@ def _nullable(field: Any) -> bool:
     return type(None) in get_args(field.annotation)
 
 
-def differences(configs: Sequence[Config]) -> dict[str, list[str]]:
+def differences(configs: Sequence[Config], *, again: bool = False) -> dict[str, list[str]]:
     """The settings that decide which rollouts a run meets, where these have different ones: setting, values in words.
-    A run that has another seed, workload or size is about other rollouts."""
+    A run that has another seed, workload or size is about other rollouts; `again`: those of a replay are the record's,
+    whatever its workload says."""
     found = {}
     for key in MEETS:
+        if again and key.startswith("sim."):
+            continue
         table, name = key.split(".")
         values = dict.fromkeys(str(getattr(getattr(config, table), name)) for config in configs)
         if len(values) > 1:

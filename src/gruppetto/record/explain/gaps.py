@@ -6,7 +6,9 @@ whole, and what an older version never wrote as a rule (`log.rollouts = false`),
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from gruppetto.record.explain.read import RunRecord, step_words
 
@@ -32,6 +34,8 @@ def _of_metrics(record: RunRecord) -> Iterator[str]:
         yield (
             f"metrics.jsonl has no line of {step_words(absent)}: what follows is about {step_words(record.steps)} only"
         )
+    if twice := [step for step, count in Counter(record.steps).items() if count > 1]:
+        yield f"metrics.jsonl has more than one line of {step_words(twice)}: sums count each of them"
 
 
 def _of_events(record: RunRecord, steps: Sequence[int]) -> Iterator[str]:
@@ -56,11 +60,15 @@ def _of_rollouts(record: RunRecord, steps: Sequence[int]) -> Iterator[str]:
     if record.config.get("log", {}).get("rollouts") is False:
         return
     folder = record.path / "rollouts"
-    absent = [step for step in steps if not (folder / f"step_{step:06d}.jsonl").is_file()]
+    absent = [step for step in steps if not _has_rows(folder / f"step_{step:06d}.jsonl")]
     if not absent:
         return
-    what = "there is no folder rollouts" if not folder.is_dir() else f"rollouts has no file of {step_words(absent)}"
+    what = "there is no folder rollouts" if not folder.is_dir() else f"rollouts has no rows of {step_words(absent)}"
     yield f"{what}: who trained there, and why rollouts failed, is told only as far as the events say"
+
+
+def _has_rows(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
 
 
 def _of_the_run(record: RunRecord) -> Iterator[str]:
