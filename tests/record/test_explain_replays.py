@@ -116,6 +116,14 @@ def test_what_is_put_forward_is_not_taken_back(run):
     assert "Nothing that the rules know of" not in text
 
 
+def test_more_staleness_is_said_without_a_replay_too(run):
+    found = explain(run)
+    asked = [entry for entry in found["advice"] if any("max_staleness = " in line for line in entry["lines"])]
+    assert asked
+    assert all(f"({entry['beyond']}):" in to_text(found) for entry in asked)
+    assert asked[0]["beyond"] == "it asks for max_staleness = 1, more than the 0 that the run allows"
+
+
 def test_figures_that_round_to_nothing_have_no_minus(run):
     def replayer(folder, changes, rows):
         return outcome(changes, wait=figures(50.001, 999.99))

@@ -15,7 +15,7 @@ from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
 from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import gaps
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
-from gruppetto.record.explain.replays import Candidate, candidates, join
+from gruppetto.record.explain.replays import Candidate, beyond, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
 
@@ -76,7 +76,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
     }
     measured = _measured(explanation)
     explanation["advice"] = [
-        {"why": advice.why, "lines": list(advice.lines), "price": advice.price}
+        {"why": advice.why, "lines": list(advice.lines), "price": advice.price, "beyond": beyond(advice.lines, allowed)}
         for advice in advise(measured, record.config)
     ]
     if replay is None or step is not None:

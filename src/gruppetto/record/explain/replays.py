@@ -79,7 +79,7 @@ def join(explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequ
     found = [
         {
             **_schedule(replace(candidate, whole=candidate.name in outcome["in_place"]), outcome["schedules"], base),
-            "beyond": _beyond(candidate.lines, allowed),
+            "beyond": beyond(candidate.lines, allowed),
         }
         for candidate in tried
         if candidate.name in outcome["schedules"]
@@ -118,7 +118,7 @@ def _miss(base: Mapping[str, Any], measured: Mapping[str, Any] | None) -> float 
     return max((abs(replayed / found - 1) for replayed, found in pairs if replayed and found), default=None)
 
 
-def _beyond(lines: Sequence[str], allowed: int | None) -> str | None:
+def beyond(lines: Sequence[str], allowed: int | None) -> str | None:
     """In words, where the lines ask for more staleness than the run allows."""
     asked = [int(line.removeprefix(_STALENESS)) for line in lines if line.startswith(_STALENESS)]
     if not asked or allowed is None or asked[0] <= allowed:

@@ -93,9 +93,9 @@ def _replays(replays: Mapping[str, Any] | None) -> Iterator[str]:
         yield from (f"       {line}" for line in top["lines"])
 
 
-def _asking(replay: Mapping[str, Any] | None) -> str:
+def _asking(change: Mapping[str, Any]) -> str:
     """What a change asks for beyond what the run allows, in brackets."""
-    return f" ({replay['beyond']})" if replay and replay["beyond"] else ""
+    return f" ({change['beyond']})" if change["beyond"] else ""
 
 
 def _advice(
@@ -117,7 +117,7 @@ def _advice(
             continue
         why = entry["why"][:1].upper() + entry["why"][1:]
         whole = ", in place of the table [scheduler]" if replay and replay["whole"] else ""
-        yield f"  {number}. {why}. In run.toml{whole}{_asking(replay)}:"
+        yield f"  {number}. {why}. In run.toml{whole}{_asking(entry)}:"
         yield from (f"       {line}" for line in entry["lines"])
         yield f"     Price: {entry['price']}."
         if replay:
