@@ -125,7 +125,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     usual = prices.prompt_tokens if simulated else None
     found = launched(trace, folder, int(config["rollout"]["group_size"]), usual)
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
-    tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0}
+    tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, **({} if simulated else {"failures": []})}
     above = {
         "run": {"name": f"{folder.resolve().name}-replay", "steps": record.steps[-1]},
         "rollout": {key: config["rollout"][key] for key in ("prompts_per_step", "group_size", "max_tokens")},
@@ -141,7 +141,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
             f"{len(record.rows)} recorded steps; {known}",
             *_gap_words(record),
             *prices.words,
-            *_failure_words(record),
+            *_failure_words(record, simulated),
             *found.words,
         ),
         below=tables,
@@ -159,10 +159,10 @@ def _gap_words(record: RunRecord) -> Iterator[str]:
         yield f"measured is over {step_words(record.steps)}, each replay over all {record.steps[-1]}"
 
 
-def _failure_words(record: RunRecord) -> Iterator[str]:
+def _failure_words(record: RunRecord, simulated: bool) -> Iterator[str]:
     """What broke in a simulated run breaks again, at the same second; of a real one that cannot be said."""
     found = engines(record, record.steps)
-    if found["sim_failures"]:
+    if found["sim_failures"] and simulated:
         told = ", ".join(found["sim_failures"])
         yield f"its engines broke as sim.failures says, and do so in a replay ({told}); sim.failures=[] leaves it out"
     elif found["happened"]:
