@@ -29,13 +29,14 @@ def serve_score(
     """GPU-seconds a token, and what makes the sentence that says so; `pool` is bytes of KV of one GPU.
 
     The rows of a decode step are what slots and KV take, or the engine's part of the sequences on `gpus` GPUs; the step
-    is priced as the forecast prices it (`Pricing.decode`).
+    is priced as the forecast prices it (`Pricing.decode`). With fewer sequences than engines one has a row or none, and
+    those that have none cost what the others do.
     """
     fit = layout.dp * min(float(work.slots), pool / max(1.0, kv.sequence(work.context)))
     asked = work.sequences * layout.gpus / gpus if work.sequences else fit
     rows = max(1.0, min(fit, asked))
     token_s = pricing.decode(layout).token_s(rows, work.context, pricing.expert_share)
-    score = token_s * layout.gpus
+    score = token_s * layout.gpus / min(1.0, asked)
 
     def says() -> str:
         return f"{rows:,.0f} rows an engine, {token_s * rows * 1e3:.3g} ms a step: {1 / score:,.0f} tokens/s a GPU"

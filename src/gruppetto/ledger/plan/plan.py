@@ -5,6 +5,7 @@ Promise: a plan without sweeps takes well under half a second; every number in i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,7 @@ def assumptions(plan: Plan) -> Iterator[str]:
         "a rank's own work (products, attention, recomputing); bubble, traffic, micro-batches and an optimizer in host "
         "memory are charged beside it."
     )
+    yield from _idle(plan)
     yield from _chosen_assumptions(plan)
     yield "A prompt is prefilled once for each of its rollouts; engines that share prefixes do less."
     if 0 < ask.model.context < ask.context:
@@ -87,6 +89,19 @@ def assumptions(plan: Plan) -> Iterator[str]:
             f"(--tool-sigma {tools.sigma:g}), and the longest rollout makes {tools.calls(ask.lengths.cap):,} of them; "
             "where that is most of a step, a limit on turns or on a call's time helps more than GPUs."
         )
+
+
+def _idle(plan: Plan) -> Iterator[str]:
+    """Engines that no rollout is left for, and how many GPUs would be of use."""
+    for name, one in plan.placed.items():
+        live, each = math.floor(plan.ask.rollouts.count * one.schedule.depth), one.rollout.layout.gpus
+        if one.rollout.count > live:
+            idle = (one.rollout.count - live) * each
+            use = live * each + (0 if one.colocated else one.trainer.used)
+            yield (
+                f"{name}: at most {live:,} rollouts are live, for {one.rollout.count:,} engines: {idle:,} GPUs stand "
+                f"idle; --gpus {use} is as fast to generate, or write more --prompts."
+            )
 
 
 def _chosen_assumptions(plan: Plan) -> Iterator[str]:

@@ -6,12 +6,14 @@ layout has exactly that many, the most below it that one has are used, and the r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation import Engines, Trainer
+from gruppetto.ledger.layouts.engines import EQUAL
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.search import (
     Rejection,
@@ -145,15 +147,17 @@ class Sides:
             )
 
     def _serve_search(self, gpus: int, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
-        """Over the GPUs there are, or as many below as divide evenly."""
-        work, first = self._serve_work(gpus), None
-        for count in usable(gpus):
+        """Over the GPUs there are, or fewer where engines of a size that does not divide them make the batch clearly
+        sooner, though some stand idle; where none fits over as many below as divide evenly."""
+        work, best, best_s = self._serve_work(gpus), None, math.inf
+        for count in _divisible(gpus, self.ask.gpu.gpus_per_node):
             search = self._searched(count, work, kv_bytes, over)
-            if search.candidates:
-                return search
-            first = first or search
-        assert first is not None
-        return first
+            if search.candidates and (token_s := search.best.score / count) * (1 + EQUAL) < best_s:
+                best, best_s = search, token_s
+        if best is not None:
+            return best
+        found = [self._searched(count, work, kv_bytes, over) for count in usable(gpus)]
+        return next((search for search in found if search.candidates), found[0])
 
     def _searched(self, gpus: int, work: ServeWork, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
         """Made once: numbers of GPUs that do not divide fall back to the same ones below."""
@@ -201,3 +205,9 @@ class Sides:
         """As the forecast of generation takes it."""
         tokens = self.ask.rollouts.trained_tokens
         return Trainer(token_s=side.seconds / tokens, publish_s=publish_s, switch_s=switch_s)
+
+
+def _divisible(gpus: int, node: int) -> tuple[int, ...]:
+    """All GPUs, and the most of them that engines of 2, 4, … up to a node's divide."""
+    sizes = (1 << power for power in range(node.bit_length()))
+    return tuple(dict.fromkeys([gpus, *(gpus - gpus % size for size in sizes if size <= min(node, gpus))]))
