@@ -79,7 +79,7 @@ def test_why_has_the_arithmetic_and_the_sources(capsys):
         ([*SMALL, "--turns", "0"], "--turns 1 or more"),
         ([*SMALL, "--serve-dtype", "fp7"], "fp7"),
         ([*SMALL, "--workload", "A"], "which has lengths of its own"),
-        (["plan", "Llama-3.1-405B", "--gpus", "8"], "serve it in fp8"),
+        (["plan", "Llama-3.1-405B", "--gpus", "8"], "write --serve-dtype fp8 --gpus 32"),
         ([*SMALL, "--placement", "elastic", "--write", "x.toml"], "not among the placements"),
         ([*SMALL, "--write", "/no/such/folder/run.toml"], "cannot be written"),
         ([*SMALL, "--max-staleness", "0", "--compare", "async"], "write --max-staleness 1"),

@@ -5,12 +5,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.generation import ideal
-from gruppetto.ledger.generation.spread import together_s
 from gruppetto.ledger.layouts.layout import TrainLayout
 from gruppetto.ledger.lengths import LognormalLengths, Tools
 from gruppetto.ledger.machines.gpus import gpu_of
@@ -20,10 +18,9 @@ from gruppetto.ledger.plan.as_json import as_json
 from gruppetto.ledger.plan.ask import Ask, Judge, Sandboxes
 from gruppetto.ledger.plan.losses import UNEXPLAINED, losses
 from gruppetto.ledger.plan.placements import Placements
-from gruppetto.ledger.plan.plan import assumptions, plan
+from gruppetto.ledger.plan.plan import plan
 from gruppetto.ledger.plan.request import request
 from gruppetto.ledger.plan.sandboxes import account
-from gruppetto.ledger.plan.sides import Sides
 from gruppetto.ledger.plan.stages import forward_flops
 
 ALL = ("colocated", "disaggregated", "async", "elastic")
@@ -71,52 +68,6 @@ def test_flops_are_those_of_the_model_and_training_is_three_times_a_forward():
 def test_more_gpus_are_never_slower(name):
     steps = [Placements(asked(gpus=gpus)).place(name).step_s.value for gpus in (2, 4, 8, 16, 32, 64)]
     assert all(more <= less * 1.01 for less, more in pairwise(steps)), steps
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    gpus=st.integers(4, 3000),
-    times=st.integers(2, 4),
-    groups=st.sampled_from([1, 2, 8, 32, 128]),
-    model=st.sampled_from(["Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B"]),
-    colocated=st.booleans(),
-)
-@example(gpus=256, times=2, groups=32, model="Qwen3-8B", colocated=True)
-@example(gpus=16, times=2, groups=2, model="Qwen3-8B", colocated=True)
-@example(gpus=41, times=2, groups=2, model="Qwen3-32B", colocated=True)
-@example(gpus=100, times=2, groups=2, model="Qwen3-8B", colocated=False)
-def test_generation_is_not_slower_on_more_gpus_than_a_batch_fills(gpus, times, groups, model, colocated):
-    """With fewer rollouts than GPUs, and whatever divides their number, engines are as large as makes them fast."""
-    ask = asked(model=model_of(model), groups=groups)
-    few, many = (Sides(ask).rollout(count, colocated) for count in (gpus, times * gpus))
-    less_s, more_s = (batch_s(ask, side) for side in (few, many))
-    assert more_s <= less_s * 1.05, (few.layout, few.count, many.layout, many.count)
-
-
-def batch_s(ask, side):
-    """Of generation: the work at its best rate, or the longest among the others."""
-    engines = Sides(ask).engines(side)
-    return max(ideal(ask.rollouts, engines).value, together_s(ask.rollouts, engines))
-
-
-@pytest.mark.parametrize("groups", [2, 32])
-@pytest.mark.parametrize("name", ALL[:3])
-def test_more_gpus_than_rollouts_are_not_slower(name, groups):
-    counts = (32, 64, 100, 256, 512, 2000)
-    steps = [Placements(asked(gpus=gpus, groups=groups)).place(name).step_s.value for gpus in counts]
-    assert all(more <= less * 1.02 for less, more in pairwise(steps)), steps
-
-
-def test_gpus_that_no_rollout_is_left_for_are_told():
-    found = plan(asked(gpus=1024, groups=2, placements=("colocated", "async")))
-    said = [sentence for sentence in assumptions(found) if "stand idle" in sentence]
-    assert len(said) == 2
-    assert said[0].startswith(
-        "colocated: at most 16 rollouts are live, for 128 engines: 896 GPUs stand idle; --gpus 128"
-    )
-    enough = plan(asked(gpus=128, groups=2, placements=("colocated",)))
-    assert not any("stand idle" in sentence for sentence in assumptions(enough))
-    assert enough.chosen.forecast.rollout_s.value == pytest.approx(found.placed["colocated"].forecast.rollout_s.value)
 
 
 @pytest.mark.parametrize("name", ALL[:3])

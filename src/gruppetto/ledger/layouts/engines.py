@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
+from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large, works
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.rules import FP8_BLOCK, degrees, serve_objection
 from gruppetto.ledger.layouts.serving import ServeOverheads, kv_share, serve_bytes, served
@@ -88,7 +88,11 @@ class Engine(NamedTuple):
         """All layouts of engines that so many GPUs hold."""
         return search(partial(self._tries, gpus), partial(self.assess, gpus=gpus), lambda least: EQUAL * least, _order)
 
-    def nearest(self, gpus: int, found: Search[ServeLayout]) -> str:
+    def why(self, gpus: int, found: Search[ServeLayout]) -> str:
+        """What cannot be, and the closest miss."""
+        return refusal(f"{self.model.name} in {self.dtype} cannot be served on {gpus} x {self.gpu.name}", found)
+
+    def nearest(self, gpus: int) -> str:
         """What is closest to `gpus` GPUs that works."""
         ways = []
         low = self.dtype in ("fp8", "mxfp4", "int4")
@@ -96,9 +100,9 @@ class Engine(NamedTuple):
             shares = served(self.model, "fp8")
             narrow = self._replace(weights=shares, pricing=self.pricing._replace(shares=shares), dtype="fp8")
             if narrow.search(gpus).candidates:
-                ways.append("serve it in fp8")
+                ways.append("serve it in fp8 (--serve-dtype fp8)")
         ways += other_gpus(gpus, self.links.gpus_per_node, lambda count: bool(self.search(count).candidates))
-        return refusal(f"{self.model.name} in {self.dtype} cannot be served on {gpus} x {self.gpu.name}", found, ways)
+        return works(ways)
 
     def _tries(self, gpus: int) -> Iterator[ServeLayout]:
         """TP to twice a node; attention replicas where there are experts or KV that tp cannot divide; EP of experts."""
@@ -134,7 +138,9 @@ def serve_layouts(
         raise UserError(f"gpus = {gpus}: an engine needs at least one; write gpus = 1 or more")
     engine = Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp, efficiency)
     found = engine.search(gpus)
-    return found if found.candidates else replace(found, nearest=partial(engine.nearest, gpus, found))
+    if found.candidates:
+        return found
+    return replace(found, why=partial(engine.why, gpus, found), nearest=partial(engine.nearest, gpus))
 
 
 def serve_layout(

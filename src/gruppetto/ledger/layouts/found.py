@@ -57,14 +57,24 @@ class Rejection(Generic[Layout]):
 
 
 class NothingFits(UserError):
-    """No layout fits. What would is searched for when somebody reads the message: that takes longer than to fail."""
+    """No layout fits, and `why`. What would is searched for when somebody reads the message: that takes longer than to
+    fail."""
 
-    def __init__(self, nearest: Callable[[], str]) -> None:
+    def __init__(self, why: Callable[[], str], nearest: Callable[[], str]) -> None:
         super().__init__()
-        self._nearest = nearest
+        self._why, self._nearest = why, nearest
+
+    @property
+    def why(self) -> str:
+        """What cannot be, without what to write instead."""
+        return self._why()
+
+    def within(self, name: str) -> NothingFits:
+        """The same of something that has a name."""
+        return NothingFits(lambda: f"{name}: {self.why}", lambda: str(self._nearest()))
 
     def __str__(self) -> str:
-        return self._nearest()
+        return f"{self.why}; {self._nearest()}"
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,9 @@ class Search(Generic[Layout]):
 
     candidates: tuple[Candidate[Layout], ...]
     refused: Callable[[], Iterable[Rejection[Layout]]]
+    why: Callable[[], str] = str
     nearest: Callable[[], str] = str
-    """Makes the sentence: a search for it takes longer than the one that failed."""
+    """Make the sentences: a search for what works takes longer than the one that failed."""
 
     @cached_property
     def rejected(self) -> tuple[Rejection[Layout], ...]:
@@ -85,7 +96,7 @@ class Search(Generic[Layout]):
     def best(self) -> Candidate[Layout]:
         """The candidate that goes first. Raises `NothingFits`, a `UserError`, where there is none."""
         if not self.candidates:
-            raise NothingFits(self.nearest)
+            raise NothingFits(self.why, self.nearest)
         return self.candidates[0]
 
     def grouped(self) -> tuple[tuple[str, int, str], ...]:
@@ -143,8 +154,13 @@ def other_gpus(gpus: int, node: int, works: Callable[[int], bool]) -> list[str]:
     return [f"use {count} GPUs" for count in (less, more) if count]
 
 
-def refusal(what: str, found: Search[Layout], ways: list[str]) -> str:
-    """One line: what cannot be, the closest miss, and what works."""
+def works(ways: list[str]) -> str:
+    """What to write instead."""
+    return " or ".join(ways) or "use GPUs with more memory or shorter sequences"
+
+
+def refusal(what: str, found: Search[Layout]) -> str:
+    """What cannot be, and the closest miss."""
     closest = [row for row in found.rejected if row.lacking] or list(found.rejected)
     why = min(closest, key=lambda row: row.lacking).reason if closest else "no layout has this many GPUs"
-    return f"{what}: at best {why}; {' or '.join(ways) or 'use GPUs with more memory or shorter sequences'}"
+    return f"{what}: at best {why}"

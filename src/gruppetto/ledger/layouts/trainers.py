@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from gruppetto.errors import UserError
-from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large
+from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large, works
 from gruppetto.ledger.layouts.layout import TrainLayout
 from gruppetto.ledger.layouts.memory import (
     OVERHEADS,
@@ -80,14 +80,18 @@ class Trainer(NamedTuple):
             partial(self._likely, gpus, offload),
         )
 
-    def nearest(self, gpus: int, offload: bool, found: Search[TrainLayout]) -> str:
+    def why(self, gpus: int, found: Search[TrainLayout]) -> str:
+        """What cannot be, and the closest miss."""
+        return refusal(f"{self.shares.name} cannot be trained on {gpus} x {self.gpu.name}", found)
+
+    def nearest(self, gpus: int, offload: bool) -> str:
         """What is closest to `gpus` GPUs that works."""
         ways = []
         if not offload and self.search(gpus, True).candidates:
             ways.append("offload the optimizer state to host memory")
         node = self.links.gpus_per_node
         ways += other_gpus(gpus, node, lambda count: bool(self._at_least(count).search(count, offload).candidates))
-        return refusal(f"{self.shares.name} cannot be trained on {gpus} x {self.gpu.name}", found, ways)
+        return works(ways)
 
     def _at_least(self, sequences: int) -> Trainer:
         """Where a batch has fewer sequences than GPUs, more GPUs are to be judged by memory alone."""
@@ -187,7 +191,9 @@ def train_layouts(
         raise UserError(f"gpus = {gpus}: a trainer needs at least one; write gpus = 1 or more")
     trainer = Trainer.of(model, gpu, work, links, over, reserved)
     found = trainer.search(gpus, offload)
-    return found if found.candidates else replace(found, nearest=partial(trainer.nearest, gpus, offload, found))
+    if found.candidates:
+        return found
+    return replace(found, why=partial(trainer.why, gpus, found), nearest=partial(trainer.nearest, gpus, offload))
 
 
 def train_layout(

@@ -15,6 +15,7 @@ from gruppetto.errors import UserError
 from gruppetto.ledger.lengths import LognormalLengths
 from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.plan.ask import Ask
+from gruppetto.ledger.plan.nearest import said
 from gruppetto.ledger.plan.placements import Placed, Placements
 from gruppetto.ledger.units import show_seconds, show_share, tokens
 
@@ -142,19 +143,26 @@ def sweep(ask: Ask, axis: str, values: Sequence[float | str]) -> Sweep:
 
 def place_all(ask: Ask) -> Values:
     """Each placement of the ask that has a layout. Raises `UserError` of the first where none has."""
-    return placed_and_refused(ask)[0]
+    return _tried(ask)[0]
 
 
 def placed_and_refused(ask: Ask) -> tuple[Values, dict[str, str]]:
     """As `place_all`, and by name why the others are not."""
-    placements, found, refused = Placements(ask), Values(), dict[str, str]()
+    found, refused = _tried(ask)
+    return found, {name: said(ask, name, error) for name, error in refused.items()}
+
+
+def _tried(ask: Ask) -> tuple[Values, dict[str, UserError]]:
+    """Placements, and errors of the others. Raises `UserError` of the first where there are only such."""
+    placements, found, refused = Placements(ask), Values(), dict[str, UserError]()
     for name in ask.placements:
         try:
             found[name] = placements.place(name)
         except UserError as error:
-            refused[name] = str(error)
+            refused[name] = error
     if not found:
-        raise UserError(next(iter(refused.values())))
+        name, first = next(iter(refused.items()))
+        raise UserError(said(ask, name, first))
     return found, refused
 
 

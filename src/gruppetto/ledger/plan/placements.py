@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected, ideal
 from gruppetto.ledger.generation.spread import together_s
+from gruppetto.ledger.layouts.found import NothingFits
 from gruppetto.ledger.plan import stages
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.sides import RolloutSide, Sides
@@ -30,6 +32,8 @@ from gruppetto.ledger.transfers.sync import Sync, sync
 MANY_SPLITS = 17
 """Splits up to which each is looked at: sixteenths. Bounds do not always fall and rise only once, and of so few the
 next one may be far off."""
+LOOKS = 2
+"""Splits that tell whether any fits."""
 TRIED = 2
 """Splits, the best by their bounds, whose expected step is made."""
 
@@ -284,6 +288,26 @@ class Placements:
             return False
         return True
 
+    def can_place(self, name: str) -> bool:
+        """Whether there are layouts for it, as far as a few looks tell: engines on the fewest GPUs that hold one leave
+        a trainer the most. What is said to fit does."""
+        try:
+            if name == "colocated":
+                self._colocated()
+                return True
+        except UserError:
+            return False
+        gpus, unit = self.ask.gpus, self._unit()
+        serving = (count for count in range(unit, gpus, unit) if self._serves(count))
+        return any(self.fits(count) for count in islice(serving, LOOKS))
+
+    def _serves(self, rollout_gpus: int) -> bool:
+        try:
+            self.sides.rollout(rollout_gpus)
+        except UserError:
+            return False
+        return True
+
     def best_split(self, name: str) -> int:
         """The split with the shortest step: bounds rank all, expectations decide between the best of them."""
         if self.ask.split is not None:
@@ -332,16 +356,15 @@ class Placements:
 
     def place_or_say(self, name: str) -> None:
         """Raises the `UserError` that says why no split fits."""
-        half = max(1, self.ask.gpus // 2)
         try:
             self.sides.rollout(self.ask.gpus - 1)
             self.sides.trainer(self.ask.gpus - 1)
+        except NothingFits as error:
+            raise error.within(name) from None
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-        raise UserError(
-            f"{name}: {self.ask.model.name} fits each side alone but no split of {self.ask.gpus} GPUs into two; write "
-            f"--compare colocated or --gpus {2 * max(half, 1) * 2}"
-        )
+        why = f"{name}: {self.ask.model.name} fits each side alone but no split of {self.ask.gpus} GPUs into two"
+        raise NothingFits(lambda: why, lambda: "write --compare colocated or more --gpus")
 
     def _bound_s(self, name: str, rollout_gpus: int) -> float:
         """Work of each side, and what the longest rollout of a batch, among the others, leaves of k + 1 steps."""

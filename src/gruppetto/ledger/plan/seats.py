@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
+from gruppetto.ledger.layouts.found import NothingFits
 from gruppetto.ledger.layouts.memory import OVERHEADS
 from gruppetto.ledger.layouts.trainers import HOST_USABLE
 from gruppetto.ledger.plan import stages
@@ -88,19 +89,21 @@ def in_turn(ask: Ask, found: Sequence[Seat], gpus: int, reserved: float) -> tupl
     room = ask.gpu.memory * OVERHEADS.usable - reserved - OVERHEADS.context
     for seat in away:
         if seat.held.value > room:
-            raise UserError(
-                f"the {seat.name} takes {show_size(seat.held.value)} of a GPU even alone, and {show_size(room)} are "
-                f"left; write --gpus {2 * gpus}"
-            )
+            held = show_size(seat.held.value)
+            raise _too_few(f"the {seat.name} takes {held} of a GPU even alone, and {show_size(room)} are left")
     each = sum(seat.host for seat in away) + STATE_BYTES * ask.model.params / gpus
     have = HOST_USABLE * ask.gpu.host_memory
     if min(gpus, ask.gpu.gpus_per_node) * each > have:
         names = " and ".join(seat.name for seat in away)
-        raise UserError(
+        raise _too_few(
             f"{names} beside {ask.model.name} on {gpus} x {ask.gpu.name} fit neither the GPUs nor, in turn, "
-            f"{show_size(have)} of a node's host memory; write --gpus {2 * gpus}"
+            f"{show_size(have)} of a node's host memory"
         )
     return away
+
+
+def _too_few(why: str) -> NothingFits:
+    return NothingFits(lambda: why, lambda: "write more --gpus")
 
 
 def turn_s(ask: Ask, seat: Seat, gpus: int) -> Figure:
