@@ -272,6 +272,7 @@ def _against(args: argparse.Namespace) -> int:
 
 def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     """run.toml of the recommended placement, or of the one that was asked for."""
+    import shlex
     from pathlib import Path
 
     from gruppetto.ledger.plan.written import trainable_toml
@@ -286,7 +287,7 @@ def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     model = str(folder) if folder.is_dir() else ""
     text = trainable_toml(found, placed, workload=workload, model_path=model, command=_command())
     write_text(args.write, text)
-    print(f"{args.write}: {placed.name}; gruppetto simulate {args.write}", file=sys.stderr)
+    print(f"{args.write}: {placed.name}; {shlex.join(['gruppetto', 'simulate', args.write])}", file=sys.stderr)
 
 
 def _chosen(found: Plan, args: argparse.Namespace) -> Placed:

@@ -10,10 +10,13 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.units import seconds, size, tokens
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 USUAL_GPU = "H100"
 _YEAR = 365 * 86_400.0
@@ -177,3 +180,21 @@ def _check_file(name: str, target: str) -> None:
         why = getattr(error, "strerror", None) or str(error)
     if why:
         raise UserError(f"--{name} {_short(target)} cannot be written: {why}; write --{name} {_USUAL[name]}")
+    if name == "write" and path.is_file():
+        _check_own(path, target)
+
+
+def _check_own(path: Path, target: str) -> None:
+    """A config is written by hand as often as by a plan: what is none of a plan's own stays as it is."""
+    from gruppetto.ledger.plan.written import is_written
+
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise UserError(f"--write {_short(target)} cannot be read: {error.strerror}; write another file") from None
+    if head.strip() and not is_written(head):
+        raise UserError(
+            f"--write {_short(target)}: the file is there and no plan wrote it, so it would be lost; write another "
+            "name, or remove it first"
+        )

@@ -11,7 +11,7 @@ step. The ceiling is the same where nothing has a tail and nobody waits but for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
@@ -281,32 +281,16 @@ class Placements:
 
     def fits(self, rollout_gpus: int) -> bool:
         """Whether both sides have a layout."""
-        try:
-            self.sides.rollout(rollout_gpus)
-            self.sides.trainer(self.ask.gpus - rollout_gpus)
-        except UserError:
-            return False
-        return True
+        return _made(self.sides.rollout, rollout_gpus) and _made(self.sides.trainer, self.ask.gpus - rollout_gpus)
 
     def can_place(self, name: str) -> bool:
         """Whether there are layouts for it, as far as a few looks tell: engines on the fewest GPUs that hold one leave
         a trainer the most. What is said to fit does."""
-        try:
-            if name == "colocated":
-                self._colocated()
-                return True
-        except UserError:
-            return False
+        if name == "colocated":
+            return _made(self._colocated)
         gpus, unit = self.ask.gpus, self._unit()
-        serving = (count for count in range(unit, gpus, unit) if self._serves(count))
+        serving = (count for count in range(unit, gpus, unit) if _made(self.sides.rollout, count))
         return any(self.fits(count) for count in islice(serving, LOOKS))
-
-    def _serves(self, rollout_gpus: int) -> bool:
-        try:
-            self.sides.rollout(rollout_gpus)
-        except UserError:
-            return False
-        return True
 
     def best_split(self, name: str) -> int:
         """The split with the shortest step: bounds rank all, expectations decide between the best of them."""
@@ -387,6 +371,15 @@ class Placements:
         if name == "disaggregated":
             return max(work_s, longest_s) + train_s / 2
         return max(work_s, train_s, longest_s / (self.ask.max_staleness + 1))
+
+
+def _made(make: Callable[..., object], *given: int) -> bool:
+    """Whether it can be."""
+    try:
+        make(*given)
+    except UserError:
+        return False
+    return True
 
 
 def _guests(trainer: TrainerSide) -> list[tuple[str, float, float]]:

@@ -21,6 +21,10 @@ STEPS = 20
 SLACK = 8
 """Times the longest rollout alone takes after which one counts as lost."""
 
+EVEN = 64
+"""Slots above which their number is rounded up to a multiple of 8."""
+
+_HEAD = re.compile(r"# [a-z]+: [0-9.,]+ s a step expected \(")
 Tables = dict[str, dict[str, Any]]
 
 
@@ -73,6 +77,11 @@ def _fit(plan: Plan, found: Tables, room: int) -> None:
     found["rollout"]["max_tokens"], found["engine"]["context"] = most, room
 
 
+def is_written(text: str) -> bool:
+    """Whether a file begins as those that are written here."""
+    return any(_HEAD.match(line) for line in text.splitlines()[:2])
+
+
 def _text_of(
     plan: Plan, placed: Placed, found: Tables, command: str, model_path: str, notes: Sequence[str] = ()
 ) -> str:
@@ -81,7 +90,12 @@ def _text_of(
         head.insert(0, f"# {command}")
     head += [f"# {note}" for note in notes]
     model = "" if model_path else '# [model]\n# path = "path/to/hf-folder"\n'
-    return "\n".join([*head, *_lines(found)]) + "\n" + _STUB.format(model=model + "# ")
+    return "\n".join([*map(_comment, head), *_lines(found)]) + "\n" + _STUB.format(model=model + "# ")
+
+
+def _comment(line: str) -> str:
+    """On one line whatever a path or a name has in it."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
 
 
 def tables(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = "") -> Tables:
@@ -106,12 +120,20 @@ def tables(plan: Plan, placed: Placed, *, workload: str = "", model_path: str = 
             "timeout_s": float(max(600, math.ceil(slow_s))),
         },
         "scheduler": _scheduler(placed),
-        "engine": {"count": placed.rollout.count, "slots": placed.rollout.prices.slots, "context": context},
+        "engine": {"count": placed.rollout.count, "slots": _slots(plan, placed), "context": context},
         "sim": _prices(placed) | {"workload": workload or "lengths"},
     }
     if not workload:
         found["sim.lengths"] = _lengths(plan)
     return found
+
+
+def _slots(plan: Plan, placed: Placed) -> int:
+    """Of an engine: its part of the rollouts that are there at once, where it would take more."""
+    share = math.ceil(placed.schedule.depth * plan.ask.rollouts.count / placed.rollout.count)
+    if share > EVEN:
+        share = math.ceil(share / 8) * 8
+    return min(placed.rollout.prices.slots, share)
 
 
 def _slug(name: str) -> str:
@@ -185,4 +207,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         short = f"{value:.7g}"
         return short if any(mark in short for mark in ".en") else f"{short}.0"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML has no room for
+    return str(value).lower()
