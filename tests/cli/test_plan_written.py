@@ -1,4 +1,4 @@
-"""The file that `gruppetto plan --write` makes: over what it writes, how much of it a run fills, and names of any kind."""
+"""The file that `gruppetto plan --write` makes: what it may replace, that a run fills it, and names of any kind."""
 
 import json
 import shlex

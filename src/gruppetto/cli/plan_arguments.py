@@ -296,6 +296,9 @@ def efficiency_asked(texts: Sequence[str], gpu: str) -> Efficiency:
     """A set's name and `field=value` parts, in any order; without a name what the file `gpu` measured, if it did."""
     found, changed = profile_efficiency(gpu) or efficiency_of("default"), {}
     for text in texts:
+        if "," in text:
+            parts = " ".join(f"--efficiency {part.strip()}" for part in text.split(",") if part.strip())
+            raise UserError(f"--efficiency {text[:80]}: one set or one share each time; write {parts[:200]}")
         name, equals, value = text.partition("=")
         if not equals:
             found = efficiency_of(name)

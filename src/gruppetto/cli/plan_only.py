@@ -14,9 +14,10 @@ from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
 from gruppetto.ledger.layouts.memory import TrainWork, train_memory
 from gruppetto.ledger.layouts.rules import serve_objection, train_objection
-from gruppetto.ledger.layouts.serving import ServeOverheads, serve_memory
+from gruppetto.ledger.layouts.serving import ServeOverheads, kv_share, serve_memory
 from gruppetto.ledger.layouts.shares import shares_of
 from gruppetto.ledger.machines.storage import kv_element_bytes
+from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placements
 from gruppetto.ledger.plan.sandboxes import account
@@ -55,13 +56,27 @@ def _kv(ask: Ask, args: argparse.Namespace, found: dict[str, Figure]) -> Iterato
     count = ask.rollouts.count
     token = model.kv_bytes_per_token(element)
     each = model.sequence_bytes(length, element)
-    found["token"] = Figure(token, "bytes", f"grows with every token of context, {ask.kv_dtype}")
-    found["sequence"] = Figure(each, "bytes", f"{length:,} tokens x {token:,.0f} bytes, windows and states with it")
+    grows = "grows with every token of context" if token else "beyond its window no layer keeps a token"
+    found["token"] = Figure(token, "bytes", f"{grows}, {ask.kv_dtype}")
+    found["sequence"] = Figure(each, "bytes", _sequence_words(model, length, element))
     found["all"] = Figure(each * count, "bytes", f"{count:,} sequences x {each:,.0f} bytes")
     size = f"{_gib(each * count)} ({show_size(each * count)})"
     yield f"KV of {count:,} sequences of {length:,} tokens on {model.name}: {size}"
     yield from _lines(found)
     yield from (f"  not known: {sentence}" for sentence in model.unknown)
+
+
+def _sequence_words(model: Model, length: int, element: float) -> str:
+    """What a sequence keeps: what grows, what ends at a window, and states."""
+    share, parts = kv_share(model, 1, element), []
+    if share.growing:
+        parts.append(f"{length:,} tokens x {share.growing:,.0f} bytes")
+    for window, each in share.windows:
+        capped = f" (a window of {window:,})" if window < length else ""
+        parts.append(f"{min(length, window):,} tokens{capped} x {each:,.0f} bytes")
+    if share.state:
+        parts.append(f"{share.state:,.0f} bytes of states")
+    return " + ".join(parts)
 
 
 def _gib(num_bytes: float) -> str:

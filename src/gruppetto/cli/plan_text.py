@@ -94,10 +94,15 @@ def _asked(plan: Plan) -> Iterator[str]:
         f"{show_tokens(rollouts.tokens)} tokens a step"
     )
     kv = chosen.generate.memory_bytes.value
+    side = chosen.rollout
+    takes = f"{side.prices.kv_capacity:,} tokens of KV each"
+    if not side.prices.kv_capacity:
+        length = ask.sequence(ask.lengths.mean)
+        takes = f"the KV of {side.memory.sequences(length):,.0f} rollouts each"
     yield (
-        f"{ask.gpus} x {ask.gpu.name}: {chosen.rollout.count} engines of {chosen.rollout.layout.gpus} GPUs take "
-        f"{chosen.rollout.prices.kv_capacity:,} tokens of KV each; all rollouts at their mean length hold "
-        f"{show_size(kv)} ({show_binary(kv)}) = {chosen.forecast.kv_waves.value:.1f} waves"
+        f"{ask.gpus} x {ask.gpu.name}: {side.count} engines of {side.layout.gpus} GPUs take {takes}; all "
+        f"rollouts at their mean length hold {show_size(kv)} ({show_binary(kv)}) = "
+        f"{chosen.forecast.kv_waves.value:.1f} waves"
     )
 
 
@@ -272,7 +277,7 @@ def _why(plan: Plan) -> Iterator[str]:
         found = one.forecast
         yield from _figures(
             {
-                "step": one.step_s, "rollouts": found.rollout_s, "train": found.train_s,
+                "step": one.step_s, "rollouts": found.rollout_s, "training left": found.train_s,
                 "trainer": one.trainer.total, "ideal": one.ideal_s,
                 "critical path": found.critical_s, "rho": found.rho, "waves of KV": found.kv_waves,
                 "attained": one.utilization, "ceiling": one.ceiling, "staleness": one.staleness,

@@ -128,7 +128,7 @@ def _one_by_one(
     why = "nothing of it hidden: the batch is awaited whole"
     if schedule.stream:
         left_s = _left_s(rollouts, engines, trainer, schedule, tail, train.value)
-        why = f"{train.value - left_s:,.0f} s of it hidden behind the tail"
+        why = f"{train.value - left_s:,.3g} s hidden behind the tail"
     after = left_s + trainer.step_s
     switch_s = trainer.switch_s if schedule.colocated else 0.0
     phase = Figure(
@@ -140,9 +140,10 @@ def _one_by_one(
     step = Figure(
         phase_s + after + trainer.publish_s + switch_s,
         "s",
-        f"rollouts {phase_s:,.0f} + train {after:,.0f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
+        f"rollouts {phase_s:,.0f} + training left {after:,.0f} + publish {trainer.publish_s:,.1f} + switch "
+        f"{switch_s:,.1f} s",
     )
-    exposed = Figure(after, "s", f"{train.formula} + optimizer {trainer.step_s:g} s; {why}")
+    exposed = _left(after, train, trainer, f" - {why}" if schedule.stream else f"; {why}")
     parts = _engine_parts(line, least.value, tail.last_s)
     parts |= {
         "apart_s": Figure(late_s, "s", "the latest engine is later than one with the mean load"),
@@ -150,6 +151,12 @@ def _one_by_one(
     }
     tail_s = _tail_s(tail) + late_s
     return _forecast(rollouts, engines, trainer, least, step, phase, exposed, switch_s, line, tail_s, parts)
+
+
+def _left(seconds: float, train: Figure, trainer: Trainer, hidden: str) -> Figure:
+    """Of training, what rollouts do not hide."""
+    optimizer = f" + optimizer {trainer.step_s:g} s" if trainer.step_s else ""
+    return Figure(seconds, "s", f"{train.formula}{optimizer}{hidden}")
 
 
 def _engine_parts(line: Timeline, ideal_s: float, last_s: float) -> dict[str, Figure]:
@@ -261,9 +268,11 @@ def _overlapping(
     step = Figure(
         phase_s + after_s + trainer.publish_s + switch_s,
         "s",
-        f"rollouts {phase_s:,.0f} + train {after_s:,.1f} + publish {trainer.publish_s:,.1f} + switch {switch_s:,.1f} s",
+        f"rollouts {phase_s:,.0f} + training left {after_s:,.1f} + publish {trainer.publish_s:,.1f} + switch "
+        f"{switch_s:,.1f} s",
     )
-    exposed = Figure(after_s, "s", f"{train.formula} + optimizer {trainer.step_s:g} s")
+    beside = "" if schedule.colocated else f" - {train.value:,.3g} s beside the rollouts"
+    exposed = _left(after_s, train, trainer, beside)
     shown = flowing or line
     batches = len(shown.rows) * engines.count / rollouts.count
     held_s = max(0.0, train.value - one_s - again) if not schedule.colocated else 0.0

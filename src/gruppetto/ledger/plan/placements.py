@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
-from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, expected, ideal
+from gruppetto.ledger.generation import LAYERED, Forecast, Schedule, asynchronous, ideal
 from gruppetto.ledger.generation.spread import together_s
 from gruppetto.ledger.layouts.found import NothingFits
 from gruppetto.ledger.plan import stages
@@ -136,7 +136,7 @@ class Placements:
         )
         published = self._sync(rollout, trainer, "ipc")
         timing = self.sides.timing(trainer, published.expected.value, handed.seconds.value)
-        found = expected(ask.rollouts, self.sides.engines(rollout), timing, LAYERED)
+        found = self.sides.expected(rollout, timing, LAYERED)
         generate = stages.generate(ask, self.sides.engines(rollout), rollout.layout)
         ideal_s = found.ideal_s.value + trainer.seconds + published.expected.value + handed.seconds.value
         return Placed(
@@ -174,7 +174,7 @@ class Placements:
         schedule = self.schedule(name)
         published = self._sync(rollout, trainer, "network" if ask.gpus > ask.gpu.gpus_per_node else "node")
         timing = self.sides.timing(trainer, published.expected.value, 0.0)
-        found = expected(ask.rollouts, self.sides.engines(rollout), timing, schedule)
+        found = self.sides.expected(rollout, timing, schedule)
         both = max(found.ideal_s.value, trainer.seconds)
         return Placed(
             name=name,

@@ -57,11 +57,14 @@ def assumptions(plan: Plan) -> Iterator[str]:
     ask = plan.ask
     yield from (f"{name} is left out: {reason}." for name, reason in plan.refused.items())
     yield from ask.model.unknown
+    set_ = ask.efficiency
+    reached, usual = "", "; engines of RL frameworks often run at 15 to 60 % of that (--efficiency engine=0.5)"
+    if set_.engine != 1:
+        reached, usual = f" ({set_.decode_bandwidth:.0%} x engine = {set_.engine:g})", ""
     yield (
-        f"Efficiency set {ask.efficiency.name!r}: engines read at {ask.efficiency.decode_bandwidth:.0%} of the "
-        f"bandwidth, training at {ask.efficiency.train_experts if ask.model.experts else ask.efficiency.train:.0%} of "
-        "the peak; "
-        "engines of RL frameworks often run at 15 to 60 % of that (--efficiency engine=0.5). The training share is of "
+        f"Efficiency set {set_.name!r}: engines read at {set_.decode_bandwidth * set_.engine:.0%} of the "
+        f"bandwidth{reached}, training at {set_.train_experts if ask.model.experts else set_.train:.0%} of "
+        f"the peak{usual}. The training share is of "
         "a rank's own work (products, attention, recomputing); bubble, traffic, micro-batches and an optimizer in host "
         "memory are charged beside it."
     )

@@ -12,7 +12,8 @@ from functools import cached_property
 
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
-from gruppetto.ledger.generation import Engines, Trainer
+from gruppetto.ledger.figure import Figure
+from gruppetto.ledger.generation import Engines, Forecast, Schedule, Trainer, expected
 from gruppetto.ledger.layouts.engines import EQUAL
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.search import (
@@ -27,6 +28,7 @@ from gruppetto.ledger.machines.engines import engine_model
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.trainer_side import Trainers, TrainerSide, usable
+from gruppetto.ledger.units import show_size
 
 MOST_EVENTS = 20_000
 """Rollouts, or turns of them, of one engine that a plan follows: some ten seconds."""
@@ -200,6 +202,20 @@ class Sides:
     def engines(self, side: RolloutSide) -> Engines:
         """As the forecast of generation takes them."""
         return Engines(model=side.prices, count=side.count)
+
+    def expected(self, side: RolloutSide, timing: Trainer, schedule: Schedule) -> Forecast:
+        """The forecast of generation; where KV ends at a window, its waves are counted in rollouts."""
+        found = expected(self.ask.rollouts, self.engines(side), timing, schedule)
+        if side.prices.kv_capacity:
+            return found
+        rollouts, memory = self.ask.rollouts, side.memory
+        each = memory.share.sequence(self.ask.sequence(self.ask.lengths.mean))
+        room = side.count * side.layout.dp * memory.pool
+        text = (
+            f"{rollouts.count:,} rollouts x {show_size(each)} of a GPU / ({side.count} engines x {side.layout.dp} x "
+            f"{show_size(memory.pool)})"
+        )
+        return found._replace(kv_waves=Figure(rollouts.count * each / room if room else 0.0, "", text))
 
     def timing(self, side: TrainerSide, publish_s: float, switch_s: float) -> Trainer:
         """As the forecast of generation takes it."""

@@ -55,6 +55,11 @@ def trainable_toml(plan: Plan, placed: Placed, *, workload: str = "", model_path
             f"{ask.model.name} has positions for {room:,} tokens and the longest rollout has {ask.context:,}: "
             "rollouts end there, in train and in simulate, and the forecast is of whole ones"
         )
+    if not placed.rollout.prices.kv_capacity:
+        notes.append(
+            "the KV of a rollout ends at its window: engine.slots stay within what the memory takes, and "
+            "sim.kv_tokens = 0 sets no limit in tokens beside them"
+        )
     if ask.tools is not None:
         notes.append("tools are simulate's and the forecast's; train runs single turns")
     return _text_of(plan, placed, found, command, model_path, notes)
