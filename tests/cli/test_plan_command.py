@@ -14,7 +14,9 @@ from gruppetto.cli.main import main
 from gruppetto.cli.plan_numbers import NUMBERS
 from gruppetto.cli.stepping import steps_shown
 from gruppetto.config.loader import load
+from gruppetto.errors import UserError
 from gruppetto.ledger.models.figures import FIGURES
+from gruppetto.ledger.plan.advice import MOST
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
@@ -63,7 +65,10 @@ def test_why_has_the_arithmetic_and_the_sources(capsys):
         ([*SMALL, "--gpus", "0"], "write --gpus 1 or more"),
         ([*SMALL, "--split", "16:0"], "nothing trains on 0 GPUs"),
         ([*SMALL, "--split", "16"], "write rollout:trainer"),
-        (["plan", "Qwen3-8B", "--mean-tokens", "8k", "--max-tokens", "4k"], "cap = 4,096 is below the mean of 8,192"),
+        (
+            ["plan", "Qwen3-8B", "--mean-tokens", "8k", "--max-tokens", "4k"],
+            "--max-tokens 4,096 is below the mean of 8,192",
+        ),
         ([*SMALL, "--mean-tokens", "many"], "--mean-tokens"),
         ([*SMALL, "--compare", "colocated,asink"], "write async"),
         ([*SMALL, "--workload", "reasonig"], "write --workload reasoning"),
@@ -115,6 +120,29 @@ def test_why_has_the_arithmetic_and_the_sources(capsys):
         ([*SMALL, "--sweep", "model=Qwen3-8B,Qwen3-80B"], "did you mean"),
         ([*SMALL, "--sweep", "mean_tokens=8m"], "at 8,388,608: "),
         ([*SMALL, "--workload", "a\0b"], "no kind"),
+        (["plan", "Qwen3-8B", "--max-tokens", "1"], "--mean-tokens 1 under --max-tokens 1"),
+        (
+            ["plan", "Qwen3-8B", "--mean-tokens", "8k", "--max-tokens", "8k"],
+            "write --mean-tokens 6,442 or less, --max-tokens 10,417, or a smaller --cv",
+        ),
+        ([*SMALL, "--serve-dtype", "x"], "--serve-dtype 'x': no type of weights"),
+        ([*SMALL, "--depth", "9"], "--depth 9 with --max-staleness 1: "),
+        ([*SMALL, "--sweep", "gpus=0"], "from 1 to 1,000,000 is planned"),
+        ([*SMALL, "--sweep", "gpus=2000000"], "from 1 to 1,000,000 is planned"),
+        *(
+            ([*SMALL, f"--{name}", ""], f"--{name} '': nothing is named; leave it out, or write --{name} ")
+            for name in (
+                "gpu",
+                "judge",
+                "serve",
+                "train",
+                "compare",
+                "serve-dtype",
+                "kv-dtype",
+                "placement",
+                "against",
+            )
+        ),
     ],
 )
 def test_impossible_asks_get_one_line_with_what_works(capsys, words, says):
@@ -123,6 +151,35 @@ def test_impossible_asks_get_one_line_with_what_works(capsys, words, says):
     lines = [line for line in err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1, err
     assert says in lines[0]
+    assert "not foreseen" not in err
+
+
+def test_an_axis_of_a_sweep_ends_where_its_option_does():
+    assert {name: NUMBERS[name].most for name in MOST} == MOST
+
+
+@pytest.mark.parametrize("words", [["--group-size", "1"], ["--mean-tokens", "1", "--max-tokens", "1", "--cv", "0"]])
+def test_what_cannot_be_simulated_is_refused_before_anything_is_shown(capsys, monkeypatch, words):
+    def refused(files, settings=()):
+        raise UserError(f"rollout.x = 1: not in this test; write rollout.x = 2 (rollout.x: {files[0]}:10)")
+
+    monkeypatch.setattr("gruppetto.cli.plan_simulated.load", refused)
+    code, out, err = planned(capsys, "plan", "Qwen3-8B", "--prompts", "8", "--simulate", *words)
+    assert code == 2
+    assert not out
+    assert err.startswith("error: --simulate ")
+    assert err.count("\n") == 1
+    assert "run.toml" not in err
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"gpus": 3}', '{"gpus": {}, "simulated": "no'])
+def test_a_run_that_does_not_say_where_it_ran_gets_one_line(capsys, tmp_path, text):
+    (tmp_path / "env.json").write_text(text)
+    (tmp_path / "config.resolved.json").write_text('{"model": {"device": "cuda"}}')
+    code, _, err = planned(capsys, "plan", "--against", str(tmp_path))
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
     assert "not foreseen" not in err
 
 

@@ -8,7 +8,7 @@ from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.generation import Engines, Rollouts, Schedule
 from gruppetto.ledger.lengths import TracedLengths
 from gruppetto.ledger.reconcile.as_json import as_json
-from gruppetto.ledger.reconcile.compare import reconcile
+from gruppetto.ledger.reconcile.compare import _SAY, Pair, reconcile
 from gruppetto.ledger.reconcile.forecast import Assumed, TrainPrice
 from gruppetto.ledger.reconcile.losses import losses
 from gruppetto.ledger.reconcile.measured import GENERATE, STAGES, MeasuredRun, MeasuredStep, StepWork
@@ -260,3 +260,12 @@ def test_what_is_alike_is_not_spoken_of():
     assert "publish" not in said  # 0.25 s of 10 s, and the difference below 2 %
     ratios = [found.stages[name].ratio for name in said]
     assert all(ratio is None or abs(ratio - 1) > 0.1 for ratio in ratios)
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill", "score", "waiting", "train", "publish", "switch"])
+@pytest.mark.parametrize("spent", [0.0, 7.4e-7])
+def test_a_stage_that_did_not_happen_is_none_and_no_tiny_ratio(name, spent):
+    """Nor is one that was not forecast a huge one."""
+    found = reconcile(run_of(step(pieces=[Piece(0, 8, 200)])), assumed())
+    assert f"{name}: measured none, forecast 13.9 s" in _SAY[name](found, Pair(13.9, spent))
+    assert f"{name}: measured 13.9 s, forecast none" in _SAY[name](found, Pair(1e-9, 13.9))

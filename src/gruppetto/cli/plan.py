@@ -190,14 +190,47 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace, collecting: Callable[[], None]) -> int:
-    from gruppetto.cli.plan_numbers import check_together, read_numbers
+    from gruppetto.cli.plan_numbers import read_numbers
+    from gruppetto.cli.plan_words import named_options, refuse_empty
 
+    refuse_empty(args)
     read_numbers(args)
     if args.against:
         return _against(args)
     if args.model is None:
         raise UserError("no model given; write a name or the path of a config.json, as in gruppetto plan Qwen3-8B")
+    with named_options():
+        made = _made(args)
+    if made is None:
+        return 0
+    found, workload = made
+    quiet = "-" in (args.json, args.request)
+    if args.simulate:
+        from gruppetto.cli.plan_simulated import check
+
+        check(found, workload)
+    if not quiet:
+        from gruppetto.cli.plan_text import show
+
+        show(found, why=args.why)
+    if args.simulate:
+        collecting()
+        found = _simulated(found, workload, quiet)
+    if args.json or args.html:
+        _write_data(found, args)
+    if args.request:
+        from gruppetto.ledger.plan.request import request
+
+        write_json(args.request, request(found, _chosen(found, args)))
+    if args.write:
+        _write_run(found, args, workload)
+    return 0
+
+
+def _made(args: argparse.Namespace) -> tuple[Plan, str] | None:
+    """The plan and the name of its workload; None where one account was all that was asked for, and is shown."""
     from gruppetto.cli.plan_arguments import ask_of, workload_of
+    from gruppetto.cli.plan_numbers import check_together
     from gruppetto.ledger.plan.advice import read_sweep, sweep, usual_sweeps
     from gruppetto.ledger.plan.plan import plan
 
@@ -209,30 +242,13 @@ def _run(args: argparse.Namespace, collecting: Callable[[], None]) -> int:
         data = show_only(args, given)
         if args.json:
             write_json(args.json, data)
-        return 0
-    ask = ask_of(args, given)
+        return None
+    ask, axes = ask_of(args, given), [read_sweep(text) for text in args.sweep]
     _say_if_long(ask, args)
-    sweeps = [sweep(ask, *read_sweep(text)) for text in args.sweep]
+    sweeps = [sweep(ask, *axis) for axis in axes]
     if args.html and not sweeps:
         sweeps = list(usual_sweeps(ask))
-    found = plan(ask, sweeps)
-    quiet = "-" in (args.json, args.request)
-    if not quiet:
-        from gruppetto.cli.plan_text import show
-
-        show(found, why=args.why)
-    if args.simulate:
-        collecting()
-        found = _simulated(found, given.name, quiet)
-    if args.json or args.html:
-        _write_data(found, args)
-    if args.request:
-        from gruppetto.ledger.plan.request import request
-
-        write_json(args.request, request(found, _chosen(found, args)))
-    if args.write:
-        _write_run(found, args, given.name)
-    return 0
+    return plan(ask, sweeps), given.name
 
 
 def _simulated(found: Plan, workload: str, quiet: bool) -> Plan:

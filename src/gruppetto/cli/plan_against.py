@@ -62,6 +62,11 @@ def _recorded(run: Path) -> str:
         device = json.loads((run / "config.resolved.json").read_text("utf-8"))["model"]["device"]
     except (OSError, ValueError, KeyError, TypeError):
         return USUAL_GPU  # no run folder, which is said when it is read
+    if not isinstance(environment, dict) or not isinstance(environment.get("gpus") or [], list):
+        raise UserError(
+            f"{run}/env.json does not say on what it ran: no object with a list of gpus; it is written with the run, "
+            "so reconcile the whole folder of one"
+        )
     if environment.get("simulated"):
         return USUAL_GPU  # its prices are its own
     gpus, measure = environment.get("gpus") or [], "gruppetto doctor --profile --out profile.toml measures it, then"
@@ -70,7 +75,7 @@ def _recorded(run: Path) -> str:
             f"--against {run}: it ran on a CPU, which has no data sheet; {measure} write --gpu profile.toml"
         )
     try:
-        gpu_of(gpus[0])
+        gpu_of(str(gpus[0]))
     except UserError:
         raise UserError(
             f"--against {run}: it ran on {gpus[0]}, which has no data sheet here; {measure} write --gpu profile.toml"

@@ -106,7 +106,7 @@ def _by_numbers(args: argparse.Namespace, name: str) -> Given:
     """A kind, with the sizes that are given in place of its own. Its cap leaves room for observations."""
     kind = KINDS[name]
     cap = tokens(args.max_tokens, "--max-tokens") if args.max_tokens else kind.max_tokens
-    mean = tokens(args.mean_tokens, "--mean-tokens") if args.mean_tokens else min(kind.mean_tokens, cap // 2)
+    mean = tokens(args.mean_tokens, "--mean-tokens") if args.mean_tokens else min(kind.mean_tokens, max(1, cap // 2))
     if not args.max_tokens:
         cap = max(cap, 4 * mean)
     cv = kind.cv if args.cv is None else args.cv

@@ -140,10 +140,11 @@ def check_together(args: argparse.Namespace) -> None:
             f"--placement {args.placement} says what is written, and nothing is; write --write run.toml with it, or "
             f"--compare {args.placement}"
         )
-    if args.write and args.group_size == 1:
-        raise UserError(
-            "--write with --group-size 1: a run's group of one has no baseline; write --group-size 2 or more"
-        )
+    for name in ("write", "simulate"):
+        if getattr(args, name) and args.group_size == 1:
+            raise UserError(
+                f"--{name} with --group-size 1: a run's group of one has no baseline; write --group-size 2 or more"
+            )
     if args.images and not args.image_size:
         raise UserError(f"--images {args.images} without a size; write --image-size 2GB with it")
     _check_files(args)

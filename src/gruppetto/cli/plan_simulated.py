@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gruppetto.cli.stepping import steps_shown
 from gruppetto.config.loader import load
+from gruppetto.errors import UserError
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.plan.plan import Plan
 from gruppetto.ledger.plan.written import run_toml
@@ -25,12 +27,30 @@ def simulated(plan: Plan, workload: str = "", steps: int = STEPS) -> dict[str, f
     }
 
 
+def check(plan: Plan, workload: str = "") -> None:
+    """Raises `UserError` where no run can be what the plan is of: said before anything is shown of it."""
+    for name, placed in plan.placed.items():
+        if name == "elastic":
+            continue
+        with TemporaryDirectory() as folder:
+            try:
+                load([str(_written(plan, placed, workload, Path(folder)))])
+            except UserError as error:
+                why = re.sub(r" \([^()]*run\.toml:\d+\)", "", str(error))
+                raise UserError(f"--simulate of {name}: {why}") from None
+
+
+def _written(plan: Plan, placed: Placed, workload: str, folder: Path) -> Path:
+    file = folder / "run.toml"
+    file.write_text(run_toml(plan, placed, workload=workload), "utf-8")
+    return file
+
+
 def simulated_s(plan: Plan, placed: Placed, workload: str = "", steps: int = STEPS) -> float:
     """Mean seconds of a step of one placement, after the warm-up."""
     warm_up = WARM_UP + placed.schedule.max_staleness
     with TemporaryDirectory() as folder:
-        file = Path(folder) / "run.toml"
-        file.write_text(run_toml(plan, placed, workload=workload), "utf-8")
+        file = _written(plan, placed, workload, Path(folder))
         given = [f"run.steps={warm_up + steps}", f"run.dir={folder}", "log.rollouts=false"]
         loaded = load([str(file)], given)
         with steps_shown(placed.name, Path(folder) / loaded.config.run.name, warm_up + steps):

@@ -23,9 +23,9 @@ SIMPLER = ("colocated", "disaggregated", "async", "elastic")
 EQUAL = 0.03
 """Steps that differ by less count as equal, and the simpler placement is taken: no forecast is better than that."""
 MOST_POINTS = 32
-MOST_VALUE = 100_000_000
+MOST = {"gpus": 1_000_000, "prompts": 10_000_000, "group_size": 1_000_000, "mean_tokens": 100_000_000}
 MOST_CV = 20
-"""Of a sweep: points, and where an axis ends."""
+"""Of a sweep: points, and where an axis ends, as the option of its name does."""
 CVS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 SIZES = (
     "Qwen3-0.6B",
@@ -223,8 +223,8 @@ def _few(text: str, values: tuple[float, ...]) -> tuple[float, ...]:
 def _number(axis: str, text: str) -> float:
     if axis != "cv":
         found = tokens(text, f"--sweep {axis}")
-        if found < 1 or found > MOST_VALUE:
-            raise UserError(f"--sweep {axis}={text}: from 1 to {MOST_VALUE:,} is planned; write {axis}=1..8")
+        if found < 1 or found > MOST[axis]:
+            raise UserError(f"--sweep {axis}={text}: from 1 to {MOST[axis]:,} is planned; write {axis}=1..8")
         return float(found)
     try:
         spread = float(text)

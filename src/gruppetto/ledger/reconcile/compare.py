@@ -17,6 +17,8 @@ from gruppetto.ledger.units import show_seconds, show_share
 
 WORTH = 0.02
 """Stages that differ by less than this share of the run are not spoken of."""
+NOTHING = 1e-3
+"""Of a forecast, what counts as none of it."""
 ALIKE = 0.10
 """Ratios that are nearer to 1 than this say nothing."""
 
@@ -128,15 +130,22 @@ def reconcile(
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
+def _none(pair: Pair) -> bool:
+    """Whether what was forecast did not happen at all."""
+    return pair.ratio is not None and pair.ratio < NOTHING
+
+
 def _times(pair: Pair) -> str:
-    if pair.ratio is None:
+    if pair.ratio is None or pair.ratio > 1 / NOTHING:
         return f"measured {show_seconds(pair.measured_s)}, forecast none"
+    if _none(pair):
+        return f"measured none, forecast {show_seconds(pair.forecast_s)}"
     return f"measured {pair.ratio:.2g} x the forecast"
 
 
 def _decode(found: Reconciled, pair: Pair) -> str:
     factors, rows = found.decode_factors(), found.rows
-    if factors is None or rows is None:
+    if factors is None or rows is None or _none(pair):
         return f"decode: {_times(pair)}"
     steps, price = factors
     each = pair.measured_s * found.run.engines / found.run.work("decode_steps")
@@ -177,6 +186,8 @@ def _score(found: Reconciled, pair: Pair) -> str:
 
 
 def _waiting(found: Reconciled, pair: Pair) -> str:
+    if _none(pair):
+        return f"waiting: {_times(pair)}"
     run = found.run
     causes: Mapping[str, float] = {name: run.cause(name) for name in ("tail", "queue", "kv_full", "tool")}
     if run.apart:
