@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gruppetto.cli.plan_words import in_options
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.plan.advice import Sweep, flips
 from gruppetto.ledger.plan.losses import losses
@@ -65,13 +66,15 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
         yield ""
         yield _sweep(sweep)
         yield from (f"  {flip.says}" for flip in flips(sweep))
-        yield from (f"  {sweep.axis} = {_at(at)} is left out: {reason}" for at, reason in sweep.left_out)
+        yield from (f"  {sweep.axis} = {_at(at)} is left out: {in_options(reason)}" for at, reason in sweep.left_out)
     yield ""
     yield from _moved(plan)
     yield from _sandboxes(plan)
     yield ""
     yield "Assumed:"
-    yield from (f"  {sentence}" for sentence in assumptions(plan))
+    left_out, sentences = len(plan.refused), list(assumptions(plan))  # which come first, with what was refused
+    yield from (f"  {in_options(sentence)}" for sentence in sentences[:left_out])
+    yield from (f"  {sentence}" for sentence in sentences[left_out:])
     if why:
         yield from _why(plan)
     else:

@@ -103,7 +103,7 @@ def _idle(plan: Plan) -> Iterator[str]:
             use = live * each + (0 if one.colocated else one.trainer.used)
             yield (
                 f"{name}: at most {live:,} rollouts are live, for {one.rollout.count:,} engines: {idle:,} GPUs stand "
-                f"idle; --gpus {use} is as fast to generate, or write more --prompts."
+                f"idle; about {use:,} are of use (--gpus {use}), or more with more --prompts."
             )
 
 
