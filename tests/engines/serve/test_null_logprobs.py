@@ -3,7 +3,8 @@
 import pytest
 from engines.serve.wire import ok
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "return_token_ids": True}
+LONG = {"max_tokens": 6, "ignore_eos": True}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True, **LONG}
 
 
 @pytest.mark.parametrize("more", [{}, {"top_logprobs": None}, {"top_logprobs": 0}])
@@ -15,7 +16,7 @@ async def test_logprobs_that_were_asked_for_come_beside_null_top_logprobs(http, 
 
 
 async def test_so_do_those_of_generate(http):
-    params = {"max_new_tokens": 6, "stop": None, "n": None}
+    params = {"max_new_tokens": 6, "ignore_eos": True, "stop": None, "n": None}
     body = {"input_ids": [1, 2], "sampling_params": params, "return_logprob": True, "top_logprobs_num": None}
     found = await ok(http, "/generate", body)
     assert len(found["output_ids"]) == len(found["meta_info"]["output_token_logprobs"]) == 6
