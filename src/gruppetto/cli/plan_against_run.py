@@ -30,9 +30,10 @@ from gruppetto.ledger.reconcile.measured import MeasuredRun
 from gruppetto.ledger.transfers.sync import sync
 from gruppetto.presets import batch_groups, compose
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
+from gruppetto.sim.anew import is_simulated
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.simulate import engine_model as simulated_engine
-from gruppetto.sim.simulate import is_simulated, workload_of
+from gruppetto.sim.simulate import workload_of
 from gruppetto.sim.workload.generator import Workload
 
 TYPES = {"float32": "fp32", "bfloat16": "bf16"}

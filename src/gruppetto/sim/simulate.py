@@ -22,7 +22,6 @@ from gruppetto.errors import UserError
 from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
-from gruppetto.sim.anew import is_simulated as is_simulated
 from gruppetto.sim.anew import written_anew
 from gruppetto.sim.demand import Plans, has_turns
 from gruppetto.sim.engine import EngineModel

@@ -26,13 +26,14 @@ from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import absent_steps, gaps
 from gruppetto.record.explain.read import RunRecord, read_run, step_words
 from gruppetto.sim import compare
+from gruppetto.sim.anew import is_simulated
 from gruppetto.sim.replay.demand import ReplayDemand
 from gruppetto.sim.replay.launched import launched
 from gruppetto.sim.replay.prices import Prices, Row, fit_prices, starts_of
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.replay.running import ORACLE
 from gruppetto.sim.replay.trace import Trace, TraceRollout
-from gruppetto.sim.simulate import is_simulated, workload_of
+from gruppetto.sim.simulate import workload_of
 
 FEWEST = 10
 """Steps that a trace of another system is run for at least: policies differ by what one step leaves to the next."""
