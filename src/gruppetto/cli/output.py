@@ -48,11 +48,11 @@ def check_json(target: str | None) -> None:
         return
     if not target or "\0" in target:
         raise UserError(f"--json {target!r}: no name of a file; write --json {_USUAL}")
-    if why := _obstacle(target):
+    if why := obstacle(target):
         raise UserError(f"--json {target} cannot be written: {why}; write another path, such as --json {_USUAL}")
 
 
-def _obstacle(target: str) -> str:
+def obstacle(target: str) -> str:
     """Why a file cannot be written there; empty where it can."""
     folder = os.path.dirname(target) or "."
     try:

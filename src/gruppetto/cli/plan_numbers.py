@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from gruppetto.cli.output import obstacle
 from gruppetto.errors import UserError
 from gruppetto.ledger.units import seconds, size, tokens
 
@@ -174,14 +175,9 @@ def _check_file(name: str, target: str) -> None:
 
     if "\0" in target:
         raise UserError(f"--{name} {_short(target)}: no name of a file; write --{name} {_USUAL[name]}")
-    path = Path(target)
-    try:
-        why = "it is a folder" if path.is_dir() else "" if path.parent.is_dir() else f"no folder {path.parent}"
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-    if why:
+    if why := obstacle(target):
         raise UserError(f"--{name} {_short(target)} cannot be written: {why}; write --{name} {_USUAL[name]}")
-    if name == "write" and path.is_file():
+    if name == "write" and (path := Path(target)).is_file():
         _check_own(path, target)
 
 
