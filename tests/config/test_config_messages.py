@@ -206,3 +206,10 @@ def test_nothing_is_named_by_nul(run_toml):
     said = "holds the character NUL; leave it out"
     assert run_toml('[run]\ndir = "a\\u0000b"\n') == [f'run.dir = "a\\u0000b" (run.toml:2): {said}']
     assert lines([], ['engine.urls=["a\\u0000b"]']) == [f'engine.urls = ["a\\u0000b"] (command line): {said}']
+
+
+def test_bytes_that_the_locale_cannot_read_are_said():
+    """`d\xc3\xa4t` on a command line under an ASCII locale."""
+    said = "holds what is no text in this locale; set LC_ALL=C.UTF-8, or write another name"
+    assert lines([], ["run.name=d\udcc3\udca4t"]) == [f'run.name = "d\udcc3\udca4t" (command line): {said}']
+    assert lines([], ['engine.urls=["d\udcc3"]']) == [f'engine.urls = ["d\udcc3"] (command line): {said}']

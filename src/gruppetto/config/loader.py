@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
     for layer in layers:
         _merge(values, origins, layer, layer.values, "")
     _unset(values)
-    _refuse_nul(values, origins)
+    _refuse_no_text(values, origins)
     _within_positions(values, origins)
     config = _validate(values, lambda key: _origin(origins, key))
     resolved = dict(_leaves(config.model_dump(mode="json")))
@@ -215,13 +216,17 @@ def _unset(values: dict[str, Any], prefix: str = "") -> None:
             values[name] = None
 
 
-def _refuse_nul(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """No path, name or command may hold it, and each would say so in its own way."""
+def _refuse_no_text(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """What no path, name or command may hold, and each would say in its own way: NUL, and half characters, which stand
+    for bytes of the command line that its locale cannot read."""
     for key, value in _leaves(values):
         texts = value if isinstance(value, list) else [value]
-        if any("\0" in text for text in texts if isinstance(text, str)):
-            place = _origin(origins, key)
-            raise UserError(f"{key} = {value_text(value)} ({place}): holds the character NUL; leave it out")
+        whole = "".join(text for text in texts if isinstance(text, str))
+        wrong = f"{key} = {value_text(value)} ({_origin(origins, key)})"
+        if "\0" in whole:
+            raise UserError(f"{wrong}: holds the character NUL; leave it out")
+        if re.search(r"[\ud800-\udfff]", whole):
+            raise UserError(f"{wrong}: holds what is no text in this locale; set LC_ALL=C.UTF-8, or write another name")
 
 
 def _within_positions(values: dict[str, Any], origins: dict[str, str]) -> None:
