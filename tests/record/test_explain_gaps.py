@@ -69,6 +69,15 @@ def no_rows_of_2(run):
     (run / "rollouts" / "step_000002.jsonl").write_text("")
 
 
+def rows_lost_of_4(run):
+    cut(run / "rollouts" / "step_000004.jsonl", lambda number: number > 3)
+
+
+def rows_twice_of_2(run):
+    file = run / "rollouts" / "step_000002.jsonl"
+    file.write_text(2 * file.read_text())
+
+
 def step_2_twice(run):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join([*lines[:2], *lines[1:]]))
@@ -89,6 +98,8 @@ def killed(run):
         (no_rollouts, "there is no folder rollouts: "),
         (no_rollouts_of_5, "rollouts has no rows of step 5: "),
         (no_rows_of_2, "rollouts has no rows of step 2: "),
+        (rows_lost_of_4, "step_000004.jsonl has 13 trained rollouts, while metrics.jsonl counts 16 in this step"),
+        (rows_twice_of_2, "step_000002.jsonl has 32 trained rollouts, while metrics.jsonl counts 16 in this step"),
         (step_2_twice, "metrics.jsonl has more than one line of step 2: sums count each of them"),
         (killed, "4 of 6 steps ran: the run was interrupted, its data ended, or it is under way"),
     ],

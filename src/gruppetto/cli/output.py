@@ -1,4 +1,4 @@
-"""Where a command writes: the standard streams, and the file of `--json`.
+"""Where a command writes: the standard streams, and the files of `--json` and its kin.
 
 Promises: a target that cannot be written is refused before any work is done; what a terminal cannot show is written as
 an escape, never an error; JSON stays JSON whatever the terminal can show, and a file of it is UTF-8.
@@ -16,6 +16,8 @@ from gruppetto.errors import UserError
 
 _USUAL = "out.json"
 _ERRORS = "gruppetto.shown"
+_SHOWN = 200
+"""Characters of a target that a message quotes."""
 
 
 def open_streams() -> None:
@@ -44,12 +46,18 @@ codecs.register_error(_ERRORS, _instead)
 
 def check_json(target: str | None) -> None:
     """Raises `UserError` where `--json target` could not be written."""
-    if target is None or target == "-":
-        return
-    if not target or "\0" in target:
-        raise UserError(f"--json {target!r}: no name of a file; write --json {_USUAL}")
+    if target is not None and target != "-":
+        check_file(target, "--json", _USUAL)
+
+
+def check_file(target: str, option: str, usual: str) -> None:
+    """Raises `UserError` where `option target` could not be written; `usual` is a name that could be."""
+    if not target or target == "-" or "\0" in target:
+        raise UserError(f"{option} {target[:_SHOWN]!r}: no name of a file; write {option} {usual}")
     if why := obstacle(target):
-        raise UserError(f"--json {target} cannot be written: {why}; write another path, such as --json {_USUAL}")
+        raise UserError(
+            f"{option} {target[:_SHOWN]} cannot be written: {why}; write another path, such as {option} {usual}"
+        )
 
 
 def obstacle(target: str) -> str:
@@ -71,16 +79,22 @@ def obstacle(target: str) -> str:
     return "" if os.access(target, os.W_OK) else "it may not be written"
 
 
-def write_json(text: str, target: str) -> None:
+def write_json(text: str, target: str, option: str = "--json") -> None:
     """A JSON document to standard output (`-`) or to a file. Raises `UserError` where that fails."""
     if target == "-":
         print(_as_shown(text), end="")
-        return
+    else:
+        write_file(text, target, option)
+
+
+def write_file(text: str, target: str, option: str) -> None:
+    """A text to the file that `option` names. Raises `UserError` where that fails."""
     try:
         with open(target, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UserError(f"--json {target} cannot be written: {error.strerror}; write another path") from None
+        why = error.strerror or str(error)
+        raise UserError(f"{option} {target[:_SHOWN]} cannot be written: {why}; write another path") from None
 
 
 def _as_shown(text: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gruppetto.cli.output import write_file, write_json
 from gruppetto.errors import UserError
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _run(args: argparse.Namespace, collecting: Callable[[], None]) -> int:
     if args.request:
         from gruppetto.ledger.plan.request import request
 
-        write_json(args.request, request(found, _chosen(found, args)))
+        _write_json(request(found, _chosen(found, args)), args.request, "--request")
     if args.write:
         _write_run(found, args, workload)
     return 0
@@ -241,7 +242,7 @@ def _made(args: argparse.Namespace) -> tuple[Plan, str] | None:
 
         data = show_only(args, given)
         if args.json:
-            write_json(args.json, data)
+            _write_json(data, args.json)
         return None
     ask, axes = ask_of(args, given), [read_sweep(text) for text in args.sweep]
     _say_if_long(ask, args)
@@ -282,7 +283,7 @@ def _against(args: argparse.Namespace) -> int:
 
     data = against(args)
     if args.json:
-        write_json(args.json, data)
+        _write_json(data, args.json)
     return 0
 
 
@@ -302,7 +303,7 @@ def _write_run(found: Plan, args: argparse.Namespace, workload: str) -> None:
     folder = folder.parent if folder.name == "config.json" else folder
     model = str(folder) if folder.is_dir() else ""
     text = trainable_toml(found, placed, workload=workload, model_path=model, command=_command())
-    write_text(args.write, text)
+    write_file(text, args.write, "--write")
     print(f"{args.write}: {placed.name}; {shlex.join(['gruppetto', 'simulate', args.write])}", file=sys.stderr)
 
 
@@ -316,25 +317,10 @@ def _chosen(found: Plan, args: argparse.Namespace) -> Placed:
     return found.placed[name]
 
 
-def write_json(target: str, data: Any) -> None:
-    """Writes JSON to a file, or to standard output for `-`."""
+def _write_json(data: Any, target: str, option: str = "--json") -> None:
     import json
 
-    text = json.dumps(data, indent=2)
-    if target == "-":
-        print(text)
-    else:
-        write_text(target, text + "\n")
-
-
-def write_text(target: str, text: str) -> None:
-    """Writes a file. Raises `UserError` where that cannot be."""
-    try:
-        with open(target, "w", encoding="utf-8") as file:
-            file.write(text)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{target[:200]} cannot be written: {why}; write another file") from None
+    write_json(json.dumps(data, indent=2) + "\n", target, option)
 
 
 def _command() -> str:
@@ -349,8 +335,8 @@ def _write_data(found: Plan, args: argparse.Namespace) -> None:
 
     data: dict[str, Any] = as_json(found, command=_command(), split=bool(args.html))
     if args.json:
-        write_json(args.json, data)
+        _write_json(data, args.json)
     if args.html:
         from gruppetto.ledger.page import page
 
-        write_text(args.html, page(data))
+        write_file(page(data), args.html, "--html")

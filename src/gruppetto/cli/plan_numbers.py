@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gruppetto.cli.output import obstacle
+from gruppetto.cli.output import check_file
 from gruppetto.errors import UserError
 from gruppetto.ledger.units import seconds, size, tokens
 
@@ -157,36 +157,27 @@ def _check_files(args: argparse.Namespace) -> None:
         target = getattr(args, name)
         if target is None:
             continue
-        if target == "" or (target == "-" and name in ("html", "write")):
-            raise UserError(f"--{name} {target!r}: no name of a file; write --{name} {_USUAL[name]}")
         same = target if target == "-" else os.path.abspath(target)
         if same in taken:
             raise UserError(f"--{taken[same]} and --{name} both write {target}; give one of them another file")
         taken[same] = name
-        if target != "-":
-            _check_file(name, target)
+        if target != "-" or name in ("html", "write"):
+            check_file(target, f"--{name}", _USUAL[name])
+    if args.write:
+        _check_own(args.write)
 
 
 _USUAL = {"json": "plan.json", "html": "plan.html", "request": "request.json", "write": "run.toml"}
 
 
-def _check_file(name: str, target: str) -> None:
-    from pathlib import Path
-
-    if "\0" in target:
-        raise UserError(f"--{name} {_short(target)}: no name of a file; write --{name} {_USUAL[name]}")
-    if why := obstacle(target):
-        raise UserError(f"--{name} {_short(target)} cannot be written: {why}; write --{name} {_USUAL[name]}")
-    if name == "write" and (path := Path(target)).is_file():
-        _check_own(path, target)
-
-
-def _check_own(path: Path, target: str) -> None:
+def _check_own(target: str) -> None:
     """A config is written by hand as often as by a plan: what is none of a plan's own stays as it is."""
     from gruppetto.ledger.plan.written import is_written
 
+    if not os.path.isfile(target):
+        return
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with open(target, encoding="utf-8", errors="replace") as file:
             head = file.read(4096)
     except OSError as error:
         raise UserError(f"--write {_short(target)} cannot be read: {error.strerror}; write another file") from None

@@ -1,4 +1,4 @@
-"""What a run folder should hold and does not: steps without metrics, events that end early, steps without rollouts.
+"""What a run folder should hold and does not: steps without metrics, events that end early, rollouts without a row.
 
 Pure but for reading the folder. Promises: every gap is one line that names the file and the steps; a run folder that is
 whole, and what an older version never wrote as a rule (`log.rollouts = false`), gives none.
@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gruppetto.record.explain.read import RunRecord, step_words
+
+_TRAINED = b'"fate":"trained"'
 
 
 def gaps(record: RunRecord, *, only: int | None = None) -> list[str]:
@@ -60,15 +62,33 @@ def _of_rollouts(record: RunRecord, steps: Sequence[int]) -> Iterator[str]:
     if record.config.get("log", {}).get("rollouts") is False:
         return
     folder = record.path / "rollouts"
-    absent = [step for step in steps if not _has_rows(folder / f"step_{step:06d}.jsonl")]
-    if not absent:
-        return
-    what = "there is no folder rollouts" if not folder.is_dir() else f"rollouts has no rows of {step_words(absent)}"
-    yield f"{what}: who trained there, and why rollouts failed, is told only as far as the events say"
+    files = {step: folder / f"step_{step:06d}.jsonl" for step in steps}
+    absent = [step for step, file in files.items() if not _has_rows(file)]
+    if absent:
+        what = "there is no folder rollouts" if not folder.is_dir() else f"rollouts has no rows of {step_words(absent)}"
+        yield f"{what}: who trained there, and why rollouts failed, is told only as far as the events say"
+    for step in sorted(set(steps) - set(absent)):
+        held, trained = _trained_rows(files[step]), _trained(record, step)
+        if trained is not None and held != trained:
+            yield f"{files[step].name} has {held:,} trained rollouts, while metrics.jsonl counts {trained:,} in this step"
 
 
 def _has_rows(file: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
+
+
+def _trained_rows(file: Path) -> int:
+    with file.open("rb") as lines:
+        return sum(_TRAINED in line for line in lines)
+
+
+def _trained(record: RunRecord, step: int) -> int | None:
+    """Rollouts that were trained on in this step, by the counts of the run so far; None where those do not tell."""
+    before = {} if step == 1 else next((row for row in record.rows if row["step"] == step - 1), None)
+    count = record.row(step).get("rollouts/trained")
+    if before is None or count is None:
+        return None
+    return int(count) - int(before.get("rollouts/trained", 0))
 
 
 def _of_the_run(record: RunRecord) -> Iterator[str]:
