@@ -311,6 +311,8 @@ def test_single_rollouts_are_put_in_groups_and_that_is_said(tmp_path):
         (["t.csv", "--column", "length"], "--column length is no role and name"),
         (["t.csv", "--characters-per-token", "0"], "characters_per_token"),
         (["t.csv", "nothing.toml"], "nothing.toml"),
+        (["t.csv", "--compare", "sync:sim.workload=C"], 'sim.workload = "C" (command line): the rollouts of a replay'),
+        (["t.csv", "sim.tasks=4"], "sim.tasks = 4 (command line): the rollouts of a replay are those of t.csv"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, capsys, monkeypatch, arguments, said):

@@ -92,11 +92,19 @@ def _names(replay: Replay, compare: str) -> list[str]:
 
 
 def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -> Loaded:
-    """Raises `UserError` for a policy that cannot be, and where another run has the folder."""
+    """Raises `UserError` for a policy that cannot be, for a setting that would say nothing, and where another run has
+    the folder."""
+    from gruppetto.config.loader import COMMAND_LINE
     from gruppetto.config.preflight import refuse_scheduler
+    from gruppetto.config.toml import value_text
     from gruppetto.sim.anew import refuse_taken
+    from gruppetto.sim.compare import OF_THE_RECORD
 
     loaded = replay.config(name, files, overrides)
+    for key in OF_THE_RECORD:
+        if loaded.origins.get(key) == COMMAND_LINE:
+            said = f"{key} = {value_text(loaded.values()[key])} ({COMMAND_LINE})"
+            raise UserError(f"{said}: the rollouts of a replay are those of {replay.trace.path}; leave it out")
     refuse_scheduler(loaded.config)
     refuse_taken(Path(loaded.config.run.dir) / loaded.config.run.name)
     return loaded

@@ -23,6 +23,9 @@ MEETS = (
 )  # fmt: skip
 """Settings that decide which rollouts a run meets, and how many."""
 
+OF_THE_RECORD = tuple(key for key in MEETS if key.startswith("sim."))
+"""Those of them that say nothing in a replay, whose rollouts are the record's."""
+
 RUN_ON = ("async_bounded", "windowed")
 """Presets that need engines which run while the trainer trains."""
 
@@ -87,7 +90,7 @@ def differences(configs: Sequence[Config], *, again: bool = False) -> dict[str, 
     whatever its workload says."""
     found = {}
     for key in MEETS:
-        if again and key.startswith("sim."):
+        if again and key in OF_THE_RECORD:
             continue
         table, name = key.split(".")
         values = dict.fromkeys(str(getattr(getattr(config, table), name)) for config in configs)

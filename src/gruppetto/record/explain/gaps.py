@@ -70,7 +70,8 @@ def _of_rollouts(record: RunRecord, steps: Sequence[int]) -> Iterator[str]:
     for step in sorted(set(steps) - set(absent)):
         held, trained = _trained_rows(files[step]), _trained(record, step)
         if trained is not None and held != trained:
-            yield f"{files[step].name} has {held:,} trained rollouts, while metrics.jsonl counts {trained:,} in this step"
+            name = files[step].name
+            yield f"{name} has {held:,} trained rollouts, while metrics.jsonl counts {trained:,} in this step"
 
 
 def _has_rows(file: Path) -> bool:
