@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-GLANCE = os.environ.get("HYPOTHESIS_PROFILE") == "glance"
-"""A few examples only: where all of them are run as well (`make test-base`)."""
-
-settings.register_profile(
-    "any machine", max_examples=10 if GLANCE else 100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("any machine")
+ANY_MACHINE = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+SAME = {"derandomize": True, "database": None, "stateful_step_count": 40}
+settings.register_profile("usual", max_examples=60, **SAME, **ANY_MACHINE)
+settings.register_profile("glance", max_examples=6, **SAME, **ANY_MACHINE)  # beside a whole run (`make test-base`)
+settings.register_profile("soak", max_examples=148, stateful_step_count=150, **ANY_MACHINE)  # a shard of `make soak`
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
 @pytest.fixture(scope="session")
