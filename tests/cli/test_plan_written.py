@@ -1,6 +1,7 @@
 """The file that `gruppetto plan --write` makes: what it may replace, that a run fills it, and names of any kind."""
 
 import json
+import os
 import shlex
 import tomllib
 
@@ -69,3 +70,15 @@ def test_a_name_with_any_sign_in_it_makes_a_file_that_is_read(capsys, monkeypatc
     assert code == 0
     assert tomllib.loads(file.read_text("utf-8"))["model"]["path"] == str(folder)
     assert shlex.split(err.splitlines()[-1].split("; ")[1]) == ["gruppetto", "simulate", str(file)]
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--request", "--write"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_each_file_is_written_as_other_commands_write_theirs(capsys, tmp_path, option):
+    code, _, err = planned(capsys, *SMALL, option, "/dev/full")
+    assert code == 2
+    full = f"error: {option} /dev/full cannot be written: No space left on device; write another path"
+    assert err.splitlines()[-1] == full
+    code, out, err = planned(capsys, *SMALL, option, str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {option} {tmp_path} cannot be written: it is a folder; write another path, such as")

@@ -92,8 +92,8 @@ def write_file(text: str, target: str, option: str) -> None:
     try:
         with open(target, "w", encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{option} {target[:_SHOWN]} cannot be written: {why}; write another path") from None
 
 

@@ -10,14 +10,11 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gruppetto.cli.output import check_file
 from gruppetto.errors import UserError
 from gruppetto.ledger.units import seconds, size, tokens
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 USUAL_GPU = "H100"
 _YEAR = 365 * 86_400.0
@@ -157,12 +154,12 @@ def _check_files(args: argparse.Namespace) -> None:
         target = getattr(args, name)
         if target is None:
             continue
+        if target != "-" or name in ("html", "write"):
+            check_file(target, f"--{name}", _USUAL[name])
         same = target if target == "-" else os.path.abspath(target)
         if same in taken:
             raise UserError(f"--{taken[same]} and --{name} both write {target}; give one of them another file")
         taken[same] = name
-        if target != "-" or name in ("html", "write"):
-            check_file(target, f"--{name}", _USUAL[name])
     if args.write:
         _check_own(args.write)
 
