@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from controlled import Run
+from controlled import WINDOWED, Run
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.controller import Interrupted
@@ -246,3 +246,15 @@ def test_an_evaluation_is_in_no_figure_of_the_step_but_its_own(tmp_path):
         }  # prompts may be in the prefix cache
         assert after["engine_s/eval"] > 0 == before["engine_s/eval"]
         assert after["engine_s/total"] == before["engine_s/total"] + after["engine_s/eval"]
+
+
+def test_weights_brought_for_an_evaluation_are_sync(tmp_path):
+    async def main():
+        run = Run(tmp_path, policy=WINDOWED, colocated=False, eval_every=1)
+        await run.controller.run()
+        return run.record.steps
+
+    steps = run_virtual(main())
+    assert {row["engine_s/sync"] for row in steps} == {2.0}  # of two engines, while one of them takes the weights
+    for row in steps:
+        assert row["engine_s/sync"] + row["engine_s/eval"] == pytest.approx(2 * row["time/eval_s"], abs=1e-5)

@@ -291,7 +291,7 @@ class Controller:
         if not self.stages.loop.pool.colocated:
             await self.stages.loop.park_all()
         begin, meter = now(), self.stages.loop.meter
-        meter.phase("eval")
+        meter.phase("sync")  # until the engines that answer have the newest weights
         try:
             result = await self._unless_stopped(self._ask_evaluator(self.stages.evaluator))
         finally:
@@ -309,6 +309,7 @@ class Controller:
         """Asked again when all its engines died and some came back."""
         while True:
             engines = await self._up_to_date()
+            self.stages.loop.meter.phase("eval")
             try:
                 return await evaluator.run(self.version, engines)
             except RunError:
@@ -320,11 +321,9 @@ class Controller:
 
     async def _up_to_date(self) -> list[Engine]:
         """Engines that serve the newest weights; where none does (each rollout keeps its version), one takes them."""
-        loop = self.stages.loop
+        loop, seating = self.stages.loop, self.stages.loop.pool.seating
         await loop.carrier.updates_done()
-        found = [
-            engine for engine in self._publisher.serving() if loop.pool.seating[engine.name].version == self.version
-        ]
+        found = [engine for engine in self._publisher.serving() if seating[engine.name].version == self.version]
         if not found:
             found = self._publisher.serving()[-1:]
             await self._publisher.update([engine.name for engine in found])
