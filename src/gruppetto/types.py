@@ -154,10 +154,6 @@ class Sample:
     reward: float
     advantage: float
 
-    @property
-    def trained_tokens(self) -> int:
-        return self.use.count(TokenUse.TRAINED)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -50,7 +50,8 @@ def plain_batch_loss(model, reference, samples, loss, temperature=1.0):
                 x = terms[0][t - 1] - terms[1][t - 1].detach()
                 total = total + loss.kl_coef * ((-x).exp() + x - 1)
                 tokens += 1
-        per_sample.append(total / sample.trained_tokens if loss.aggregation == "seq_mean_token_mean" else total)
+        trained = sample.use.count(TokenUse.TRAINED)
+        per_sample.append(total / trained if loss.aggregation == "seq_mean_token_mean" else total)
     if loss.aggregation == "seq_mean_token_sum_norm":
         return sum(per_sample) / len(samples) / 32
     return sum(per_sample) / (tokens if loss.aggregation == "token_mean" else len(samples))
