@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _choices(parser.add_argument_group("choices"))
     _environment(parser.add_argument_group("sandboxes"))
     _output(parser.add_argument_group("what comes out"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usual=parser.get_default)
 
 
 def _machines(group: argparse._ArgumentGroup) -> None:
@@ -191,10 +191,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace, collecting: Callable[[], None]) -> int:
-    from gruppetto.cli.plan_numbers import read_numbers
+    from gruppetto.cli.plan_numbers import check_against, read_numbers
     from gruppetto.cli.plan_words import named_options, refuse_empty
 
     refuse_empty(args)
+    if args.against:
+        check_against(args)
     read_numbers(args)
     if args.against:
         return _against(args)
@@ -232,6 +234,7 @@ def _made(args: argparse.Namespace) -> tuple[Plan, str] | None:
     """The plan and the name of its workload; None where one account was all that was asked for, and is shown."""
     from gruppetto.cli.plan_arguments import ask_of, workload_of
     from gruppetto.cli.plan_numbers import check_together
+    from gruppetto.cli.plan_unmoved import unmoved
     from gruppetto.ledger.plan.advice import read_sweep, sweep, usual_sweeps
     from gruppetto.ledger.plan.plan import plan
 
@@ -249,7 +252,8 @@ def _made(args: argparse.Namespace) -> tuple[Plan, str] | None:
     sweeps = [sweep(ask, *axis) for axis in axes]
     if args.html and not sweeps:
         sweeps = list(usual_sweeps(ask))
-    return plan(ask, sweeps), given.name
+    found = plan(ask, sweeps)
+    return replace(found, unmoved=unmoved(args, found)), given.name
 
 
 def _simulated(found: Plan, workload: str, quiet: bool) -> Plan:

@@ -196,17 +196,15 @@ def _refuse_sizes(args: argparse.Namespace, name: str) -> None:
 
 
 def _sandboxes(args: argparse.Namespace, given: Given) -> Sandboxes | None:
-    if not (
-        args.sandbox_seconds or args.sandboxes or args.wall or args.sandbox_start or args.image_size or given.tools
-    ):
-        return None
     if not (args.sandbox_seconds or given.tools):
-        for option in ("wall", "sandboxes", "sandbox_start"):
-            if getattr(args, option):
+        for option in ("wall", "sandboxes", "sandbox_start", "sandbox_cores"):
+            if getattr(args, option) not in (None, 0, args.usual(option)):
                 raise UserError(
                     f"--{option.replace('_', '-')}: nothing is executed; write --sandbox-seconds 10 with it "
                     "or --workload agent"
                 )
+        if not args.image_size:
+            return None
     return Sandboxes(
         per_rollout=given.turns,
         exec_s=seconds(args.sandbox_seconds, "--sandbox-seconds") if args.sandbox_seconds else 0.0,

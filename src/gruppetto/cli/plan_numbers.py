@@ -128,6 +128,8 @@ def check_together(args: argparse.Namespace) -> None:
                 raise UserError(f"{option(name)} with --only {args.only}, which shows one account; leave one out")
         if args.route and args.only != "sync":
             raise UserError(f"--route with --only {args.only}: nothing is sent; write --only sync")
+        if args.step and args.only not in ("sync", "switch"):
+            raise UserError(f"--step with --only {args.only}: no part of a step is told; write --only sync or switch")
     else:
         for name in ("step", "route"):
             if getattr(args, name):
@@ -146,6 +148,21 @@ def check_together(args: argparse.Namespace) -> None:
     if args.images and not args.image_size:
         raise UserError(f"--images {args.images} without a size; write --image-size 2GB with it")
     _check_files(args)
+
+
+def check_against(args: argparse.Namespace) -> None:
+    """Refuses what a comparison with a run does not read: the run has work, machines and choices of its own."""
+    for name, value in vars(args).items():
+        if name in _OF_AGAINST or value == args.usual(name):
+            continue
+        raise UserError(
+            f"{option(name)} with --against {args.against}, which is of a run as it was; leave it out (--gpu, --serve, "
+            "--efficiency, --json and a model go with --against)"
+        )
+    _check_files(args)
+
+
+_OF_AGAINST = ("model", "against", "gpu", "serve", "efficiency", "json", "run", "usual", "command", "debug")
 
 
 def _check_files(args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gruppetto.cli.plan_arguments import Given, ask_of
+from gruppetto.cli.plan_unmoved import unread
 from gruppetto.errors import UserError
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.layouts.layout import ServeLayout, TrainLayout
@@ -31,13 +32,19 @@ ACCOUNTS = ("kv", "sync", "switch", "sandboxes")
 
 def show_only(args: argparse.Namespace, given: Given) -> dict[str, Any]:
     """Prints one account and returns it as plain data."""
-    ask = ask_of(args, given)
+    lines, found = _account(ask_of(args, given), args)
+    unmoved = unread(args, lambda ask, words: [*_account(ask, words)[0]])
+    if args.json != "-":
+        print("\n".join([*lines, *unmoved]))
+    data = {name: {"value": f.value, "unit": f.unit, "formula": f.formula} for name, f in found.items()}
+    return {args.only: data, "without_effect": list(unmoved)}
+
+
+def _account(ask: Ask, args: argparse.Namespace) -> tuple[list[str], dict[str, Figure]]:
+    """Its lines, and the figures in them."""
     makers = {"kv": _kv, "sync": _sync, "switch": _switch, "sandboxes": _sandboxes}
     found: dict[str, Figure] = {}
-    for line in makers[args.only](ask, args, found):
-        if args.json != "-":
-            print(line)
-    return {args.only: {name: {"value": f.value, "unit": f.unit, "formula": f.formula} for name, f in found.items()}}
+    return list(makers[args.only](ask, args, found)), found
 
 
 def _lines(found: Mapping[str, Figure]) -> Iterator[str]:

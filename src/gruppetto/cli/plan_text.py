@@ -75,6 +75,9 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
     left_out, sentences = len(plan.refused), list(assumptions(plan))  # which come first, with what was refused
     yield from (f"  {in_options(sentence)}" for sentence in sentences[:left_out])
     yield from (f"  {sentence}" for sentence in sentences[left_out:])
+    if plan.unmoved:
+        yield "Without effect:"
+        yield from (f"  {sentence}" for sentence in plan.unmoved)
     if why:
         yield from _why(plan)
     else:

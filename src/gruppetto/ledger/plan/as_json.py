@@ -45,6 +45,7 @@ def as_json(plan: Plan, *, command: str = "", split: bool = False) -> Json:
             "train_gpus": chosen.trainer.used,
         },
         "says": list(assumptions(plan)),
+        "without_effect": list(plan.unmoved),
     }
     found["stages"]["sync"] = _moved(chosen.sync.expected, chosen.sync.total, chosen.gpus, chosen.sync.sender_memory)
     if chosen.switch is not None:

@@ -29,6 +29,8 @@ class Plan:
     sweeps: tuple[Sweep, ...] = ()
     simulated_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a simulated step by placement, where they were asked for."""
+    unmoved: tuple[str, ...] = ()
+    """What was asked for and changes nothing, one sentence each with why."""
 
     @property
     def chosen(self) -> Placed:
