@@ -57,3 +57,19 @@ def test_engines_of_a_model_of_windows_take_rollouts(capsys, tmp_path):
     assert written["engine"]["slots"] <= fit
     assert written["sim"]["kv_tokens"] == 0
     assert "the KV of a rollout ends at its window" in file.read_text()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_data_says_what_the_text_says_of_an_engine(capsys, tmp_path, name):
+    file = tmp_path / "plan.json"
+    out = printed(capsys, name, "--gpus", "64", "--gpu", "h200", "--compare", "colocated", "--json", str(file))
+    kv = json.loads(file.read_text())["kv"]
+    engines, what = re.search(r": (\d+) engines of \d+ GPUs take (.*) each;", out).groups()
+    assert kv["engines"] == int(engines)
+    assert kv["waves"] == pytest.approx(1024 / kv["engines"] / kv["rollouts_per_engine"], rel=0.02)
+    tokens, rollouts = re.fullmatch(r"([\d,]+) tokens of KV", what), re.fullmatch(r"the KV of ([\d,]+) rollouts", what)
+    assert (tokens is None) == (kv["tokens_per_engine"] is None)
+    if tokens is None:
+        assert int(rollouts[1].replace(",", "")) == round(kv["rollouts_per_engine"])
+    else:
+        assert int(tokens[1].replace(",", "")) == kv["tokens_per_engine"] > 0

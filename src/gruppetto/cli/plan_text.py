@@ -101,10 +101,11 @@ def _asked(plan: Plan) -> Iterator[str]:
     )
     kv = chosen.generate.memory_bytes.value
     side = chosen.rollout
-    takes = f"{side.prices.kv_capacity:,} tokens of KV each"
-    if not side.prices.kv_capacity:
-        length = ask.sequence(ask.lengths.mean)
-        takes = f"the KV of {side.memory.sequences(length):,.0f} rollouts each"
+    takes = "no KV"
+    if side.kv_tokens is not None:
+        takes = f"{side.kv_tokens:,} tokens of KV each"
+    elif (rollouts_each := side.kv_rollouts(ask.sequence(ask.lengths.mean))) is not None:
+        takes = f"the KV of {rollouts_each:,.0f} rollouts each"
     yield (
         f"{ask.gpus} x {ask.gpu.name}: {side.count} engines of {side.layout.gpus} GPUs take {takes}; all "
         f"rollouts at their mean length hold {show_size(kv)} ({show_binary(kv)}) = "

@@ -12,6 +12,7 @@ from typing import Any
 from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.advice import SIMPLER, Flip, Sweep, flips
+from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.losses import losses
 from gruppetto.ledger.plan.placements import Placed, Placements
 from gruppetto.ledger.plan.plan import Plan, assumptions
@@ -31,7 +32,7 @@ def as_json(plan: Plan, *, command: str = "", split: bool = False) -> Json:
         "model": _model(plan),
         "machine": _machine(plan),
         "workload": _workload(plan),
-        "kv": _kv(chosen),
+        "kv": _kv(plan.ask, chosen),
         "stages": {name: _stage(stage, ask.gpu.bf16_flops) for name, stage in stages.items()},
         "placements": {name: _placed(plan, one) for name, one in plan.placed.items()},
         "sync": _sync(plan),
@@ -143,14 +144,15 @@ def _workload(plan: Plan) -> Json:
     }
 
 
-def _kv(placed: Placed) -> Json:
-    prices, waves = placed.rollout.prices, placed.forecast.kv_waves
+def _kv(ask: Ask, placed: Placed) -> Json:
+    side, waves = placed.rollout, placed.forecast.kv_waves
     return {
         "bytes_all": placed.generate.memory_bytes.value,
-        "tokens_per_engine": prices.kv_capacity,
-        "rows_per_engine": prices.slots,
+        "tokens_per_engine": side.kv_tokens,
+        "rollouts_per_engine": side.kv_rollouts(ask.sequence(ask.lengths.mean)),
+        "rows_per_engine": side.prices.slots,
         "mean_rows": placed.forecast.mean_rows.value,
-        "engines": placed.rollout.count,
+        "engines": side.count,
         "waves": waves.value,
         "figures": _figures({"bytes_all": placed.generate.memory_bytes, "waves": waves}),
     }

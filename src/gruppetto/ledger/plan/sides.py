@@ -50,6 +50,17 @@ class RolloutSide:
     def used(self) -> int:
         return self.count * self.layout.gpus
 
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens of context that the KV of one engine takes; None where KV ends at a window or is a state, so that how
+        many there are depends on how they are cut into rollouts."""
+        return self.prices.kv_capacity or None
+
+    def kv_rollouts(self, length: float) -> float | None:
+        """Rollouts of `length` tokens that the KV of one engine takes; None where a rollout keeps none."""
+        found = self.memory.sequences(length)
+        return found if math.isfinite(found) else None
+
 
 class Sides:
     """Both sides of one ask, made once for each number of GPUs."""
@@ -204,11 +215,12 @@ class Sides:
         return Engines(model=side.prices, count=side.count)
 
     def expected(self, side: RolloutSide, timing: Trainer, schedule: Schedule) -> Forecast:
-        """The forecast of generation; where KV ends at a window, its waves are counted in rollouts."""
+        """The forecast of generation; where KV ends at a window or is a state, so that a short rollout has more of it a
+        token than a long one, its waves are counted in rollouts."""
         found = expected(self.ask.rollouts, self.engines(side), timing, schedule)
-        if side.prices.kv_capacity:
-            return found
         rollouts, memory = self.ask.rollouts, side.memory
+        if side.prices.kv_capacity and not memory.share.windows and not memory.share.state:
+            return found
         each = memory.share.sequence(self.ask.sequence(self.ask.lengths.mean))
         room = side.count * side.layout.dp * memory.pool
         text = (
