@@ -17,6 +17,7 @@ from gruppetto.config.loader import load
 from gruppetto.errors import UserError
 from gruppetto.ledger.models.figures import FIGURES
 from gruppetto.ledger.plan.advice import MOST
+from gruppetto.ledger.plan.plan import Simulated
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
@@ -242,14 +243,15 @@ def test_the_forecast_stands_before_the_simulations_begin(capsys, monkeypatch):
 
     def simulated(found, workload):
         before.append(capsys.readouterr().out)
-        return {name: 1.1 * one.step_s.value for name, one in found.placed.items()}
+        return {name: Simulated((one.step_s.value, 1.2 * one.step_s.value)) for name, one in found.placed.items()}
 
     monkeypatch.setattr("gruppetto.cli.plan_simulated.simulated", simulated)
     code, out, _ = planned(capsys, *SMALL, "--simulate")
     assert code == 0
     assert "Take " in before[0]
     assert "simulated" in out
-    assert "+10.0%" in out
+    assert "+10.0% +- 10.0%" in out
+    assert "the mean of 2 steps" in out
     assert gc.isenabled()
 
 

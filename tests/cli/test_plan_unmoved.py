@@ -53,6 +53,12 @@ def test_what_changes_nothing_is_said_with_why(capsys, words, given, why):
     assert f"Without effect: {said}" in shown
 
 
+def test_the_page_says_it_too(capsys, tmp_path):
+    file = tmp_path / "plan.html"
+    assert planned(capsys, *SMALL, "--sleep", "release", "--sweep", "cv=1,2", "--html", str(file))[0] == 0
+    assert "Without effect: --sleep release changes nothing here" in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "given"),
     [

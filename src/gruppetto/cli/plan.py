@@ -141,7 +141,7 @@ def _output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--why", action="store_true", help="every figure with its arithmetic and source")
     group.add_argument(
-        "--simulate", action="store_true", help="run each placement in the simulator beside its forecast"
+        "--simulate", action="store_true", help="six steps of each placement in the simulator beside its forecast"
     )
     group.add_argument("--json", metavar="FILE", help="write everything as JSON (- = standard output, and no table)")
     group.add_argument("--html", metavar="FILE", help="write one page with charts")
@@ -261,7 +261,7 @@ def _simulated(found: Plan, workload: str, quiet: bool) -> Plan:
     from gruppetto.cli.plan_simulated import simulated
 
     sys.stdout.flush()
-    found = replace(found, simulated_s=simulated(found, workload))
+    found = replace(found, simulated=simulated(found, workload))
     if not quiet:
         from gruppetto.cli.plan_text import show_simulated
 

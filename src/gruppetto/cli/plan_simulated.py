@@ -10,7 +10,7 @@ from gruppetto.cli.stepping import steps_shown
 from gruppetto.config.loader import load
 from gruppetto.errors import UserError
 from gruppetto.ledger.plan.placements import Placed
-from gruppetto.ledger.plan.plan import Plan
+from gruppetto.ledger.plan.plan import Plan, Simulated
 from gruppetto.ledger.plan.written import run_toml
 from gruppetto.record.explain.read import read_run
 from gruppetto.sim.simulate import simulate
@@ -20,10 +20,12 @@ WARM_UP = 2
 """Steps that are run before those that count; as many more as the bound on staleness."""
 
 
-def simulated(plan: Plan, workload: str = "", steps: int = STEPS) -> dict[str, float]:
-    """Mean simulated seconds of a step by placement; elastic is left out, which the simulator does not have."""
+def simulated(plan: Plan, workload: str = "", steps: int = STEPS) -> dict[str, Simulated]:
+    """Simulated steps by placement; elastic is left out, which the simulator does not have."""
     return {
-        name: simulated_s(plan, placed, workload, steps) for name, placed in plan.placed.items() if name != "elastic"
+        name: simulated_steps(plan, placed, workload, steps)
+        for name, placed in plan.placed.items()
+        if name != "elastic"
     }
 
 
@@ -48,6 +50,11 @@ def _written(plan: Plan, placed: Placed, workload: str, folder: Path) -> Path:
 
 def simulated_s(plan: Plan, placed: Placed, workload: str = "", steps: int = STEPS) -> float:
     """Mean seconds of a step of one placement, after the warm-up."""
+    return simulated_steps(plan, placed, workload, steps).mean_s
+
+
+def simulated_steps(plan: Plan, placed: Placed, workload: str, steps: int) -> Simulated:
+    """So many steps of one placement, after the warm-up."""
     warm_up = WARM_UP + placed.schedule.max_staleness
     with TemporaryDirectory() as folder:
         file = _written(plan, placed, workload, Path(folder))
@@ -56,4 +63,4 @@ def simulated_s(plan: Plan, placed: Placed, workload: str = "", steps: int = STE
         with steps_shown(placed.name, Path(folder) / loaded.config.run.name, warm_up + steps):
             path = simulate(loaded)
         rows = read_run(path).rows[warm_up:]
-    return float(sum(row["time/step_s"] for row in rows) / len(rows))
+    return Simulated(tuple(float(row["time/step_s"]) for row in rows))

@@ -42,15 +42,21 @@ def show_simulated(plan: Plan) -> None:
     """Prints what the simulator makes of the placements, beside the forecast."""
     from rich.console import Console
 
-    table = _table("placement", "ideal", "step", "simulated", "over the forecast")
-    for name, seconds in plan.simulated_s.items():
+    table = _table("placement", "ideal", "step", "simulated", "+-", "over the forecast")
+    for name, seen in plan.simulated.items():
         one = plan.placed[name]
-        over = f"{seconds / one.step_s.value - 1:+.1%}"
-        table.add_row(
-            name, show_seconds(one.ideal_s.value), show_seconds(one.step_s.value), show_seconds(seconds), over
-        )
+        over, error_s = f"{seen.mean_s / one.step_s.value - 1:+.1%}", seen.error_s
+        if error_s is not None:
+            over += f" +- {error_s / one.step_s.value:.1%}"
+        ours = (show_seconds(seconds) for seconds in (one.ideal_s.value, one.step_s.value, seen.mean_s))
+        table.add_row(name, *ours, "" if error_s is None else show_seconds(error_s), over)
     print()
     Console(highlight=False, markup=False).print(table)
+    if counts := sorted({len(seen.steps_s) for seen in plan.simulated.values()}):
+        print(
+            f"simulated: the mean of {counts[-1]} steps after those of the warm-up; +-: its standard error, from the "
+            "spread of those steps. What is\nless than twice that from the forecast may be chance."
+        )
 
 
 def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:

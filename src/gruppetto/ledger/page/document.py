@@ -106,6 +106,7 @@ def _sections(plan: Mapping[str, Any]) -> Iterable[_Section]:
     yield _Section("inputs", "Inputs", "What it is counted from", "", tuple(_facts(plan, *one) for one in given))
     unknown = part_of(plan, "model").get("unknown") or ()
     said = [*(f"Not determined by the model's config: {one}" for one in unknown), *(plan.get("says") or ())]
+    said += [f"Without effect: {one}" for one in plan.get("without_effect") or ()]
     items = "".join(tag("li", escaped(one)) for one in said)
     yield _Section("assumed", "Assumed", "Assumed and unknown", tag("ul", items, class_="said") if items else "")
 

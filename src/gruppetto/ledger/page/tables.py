@@ -20,6 +20,7 @@ _PLACEMENT_ROWS = (
     ("step_s", "step, expected"),
     ("ideal_s", "step, ideal"),
     ("simulated_s", "step, simulated"),
+    ("simulated_error_s", "its standard error, +-"),
     ("utilization", "utilisation"),
     ("ceiling", "its ceiling"),
     ("tokens_per_gpu_s", "tokens a GPU-second"),

@@ -15,7 +15,7 @@ from gruppetto.ledger.plan.advice import SIMPLER, Flip, Sweep, flips
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.losses import losses
 from gruppetto.ledger.plan.placements import Placed, Placements
-from gruppetto.ledger.plan.plan import Plan, assumptions
+from gruppetto.ledger.plan.plan import Plan, Simulated, assumptions
 from gruppetto.ledger.plan.spans import memory, spans
 from gruppetto.ledger.plan.stages import Stage
 from gruppetto.ledger.transfers.switch import Switch
@@ -177,7 +177,6 @@ def _moved(seconds: Figure, total: Figure, gpus: int, held: Figure) -> Json:
 def _placed(plan: Plan, placed: Placed) -> Json:
     found = placed.forecast
     items = losses(placed, plan.ask.gpu.bf16_flops)
-    seen = plan.simulated_s.get(placed.name)
     named = {
         "step_s": placed.step_s,
         "rollout_s": found.rollout_s,
@@ -198,7 +197,7 @@ def _placed(plan: Plan, placed: Placed) -> Json:
     return {
         "step_s": placed.step_s.value,
         "ideal_s": placed.ideal_s.value,
-        **({"simulated_s": seen} if seen is not None else {}),
+        **_simulated(plan.simulated.get(placed.name)),
         "utilization": placed.utilization.value,
         "ceiling": placed.ceiling.value,
         "mfu": items[0].share,
@@ -214,6 +213,17 @@ def _placed(plan: Plan, placed: Placed) -> Json:
         "layouts_considered": _considered(placed),
         "memory": memory(placed, plan.ask.gpu.memory),
         "figures": _figures(named),
+    }
+
+
+def _simulated(seen: Simulated | None) -> Json:
+    """The mean of the simulated steps, its standard error, and the steps; nothing where none was simulated."""
+    if seen is None:
+        return {}
+    return {
+        "simulated_s": seen.mean_s,
+        "simulated_error_s": seen.error_s,
+        "simulated_steps_s": list(seen.steps_s),
     }
 
 

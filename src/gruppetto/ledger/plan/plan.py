@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 from gruppetto.ledger.models.model import LOW
 from gruppetto.ledger.plan.advice import Recommendation, Sweep, Values, placed_and_refused, recommend
@@ -15,6 +17,22 @@ from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.placements import Placed
 from gruppetto.ledger.transfers.delta import Delta, delta
 from gruppetto.ledger.units import show_seconds, show_size
+
+
+class Simulated(NamedTuple):
+    """Steps of one placement in the simulator, after its warm-up."""
+
+    steps_s: tuple[float, ...]
+
+    @property
+    def mean_s(self) -> float:
+        return fmean(self.steps_s)
+
+    @property
+    def error_s(self) -> float | None:
+        """Standard error of the mean; None where there is one step."""
+        count = len(self.steps_s)
+        return stdev(self.steps_s) / math.sqrt(count) if count > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +45,8 @@ class Plan:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Placements that were asked for and cannot be, with the reason."""
     sweeps: tuple[Sweep, ...] = ()
-    simulated_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of a simulated step by placement, where they were asked for."""
+    simulated: Mapping[str, Simulated] = field(default_factory=dict)
+    """What the simulator makes of a placement, where it was asked for."""
     unmoved: tuple[str, ...] = ()
     """What was asked for and changes nothing, one sentence each with why."""
 
