@@ -73,7 +73,8 @@ def _work(group: argparse._ArgumentGroup) -> None:
         "--workload",
         default="reasoning",
         metavar="KIND",
-        help="chat, reasoning, agent, a family (A to E, R), a published workload, or a file of recorded rollouts",
+        help="chat, reasoning, agent, a family (A to E, R), a published workload, that of a recipe or run.toml "
+        "(sim/family-a), or a file of recorded rollouts (reasoning)",
     )
     group.add_argument("--prompts", default=128, metavar="N", help="prompts of a step (128)")
     group.add_argument("--group-size", default=8, metavar="N", help="rollouts of a prompt (8)")

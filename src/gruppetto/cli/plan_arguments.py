@@ -79,7 +79,8 @@ def ask_of(args: argparse.Namespace, given: Given) -> Ask:
 
 
 def workload_of(args: argparse.Namespace) -> Given:
-    """A kind by name, a family or published workload, or a recorded file; sizes on the command line replace its own."""
+    """A kind by name, a family or published workload, a recipe's, or a recorded file; sizes on the command line replace
+    those of a kind."""
     name = args.workload
     if name in KINDS:
         return _by_numbers(args, name)
@@ -90,15 +91,24 @@ def workload_of(args: argparse.Namespace) -> Given:
         return _drawn(family(name).workload, name, args)
     if name in PUBLISHED:
         return _drawn(PUBLISHED[name].workload, name, args)
+    from gruppetto.cli.plan_recipe import is_recipe, recipe_workload
+
+    if is_recipe(name):
+        refuse_sizes(args, name)
+        return recipe_workload(name)
     if name and os.path.exists(name):
-        return _recorded(name, args)
+        refuse_sizes(args, name)
+        return recorded(name)
     from difflib import get_close_matches
 
-    known = [*KINDS, *FAMILIES, *PUBLISHED]
+    from gruppetto.config.loader import recipes
+
+    known = [*KINDS, *FAMILIES, *PUBLISHED, *recipes()]
     near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
     raise UserError(
         f"--workload {name[:80]!r}: no kind ({', '.join(KINDS)}), no named workload "
-        f"({', '.join([*FAMILIES, *PUBLISHED])}) and no file; write --workload {near} or the path of recorded rollouts"
+        f"({', '.join([*FAMILIES, *PUBLISHED])}), no recipe (sim/family-a) and no file; write --workload {near}, a "
+        "run.toml or the path of recorded rollouts"
     )
 
 
@@ -146,7 +156,7 @@ def _refuse_tools(args: argparse.Namespace, name: str) -> None:
 
 def _drawn(workload: Workload, name: str, args: argparse.Namespace) -> Given:
     """A named workload; its numbers are its own."""
-    _refuse_sizes(args, name)
+    refuse_sizes(args, name)
     return given_of(workload, name)
 
 
@@ -165,24 +175,25 @@ def given_of(workload: Workload, name: str = "") -> Given:
     return Given(lengths=workload.lengths, tools=tools, prompt_tokens=workload.prompt_tokens, name=name)
 
 
-def _recorded(path: str, args: argparse.Namespace) -> Given:
+def recorded(path: str, most: float = math.inf) -> Given:
+    """The lengths of recorded rollouts, none longer than `most`."""
     from pathlib import Path
 
     from gruppetto.sim.replay.read import read_trace
 
-    _refuse_sizes(args, path)
     trace = read_trace(Path(path))
     known = [rollout.prompt_tokens for rollout in trace.rollouts if rollout.prompt_tokens]
     prompt = round(sum(known) / len(known)) if known else 512
+    rows = ((min(max(1, one.tokens), most), one.group) for one in trace.rollouts)
     return Given(
-        lengths=TracedLengths.of(*zip(*((max(1, one.tokens), one.group) for one in trace.rollouts), strict=True)),
+        lengths=TracedLengths.of(*zip(*rows, strict=True)),
         tools=None,
         prompt_tokens=prompt,
         name=path,
     )
 
 
-def _refuse_sizes(args: argparse.Namespace, name: str) -> None:
+def refuse_sizes(args: argparse.Namespace, name: str) -> None:
     """A named or recorded workload has sizes of its own."""
     for option in (
         "mean_tokens", "max_tokens", "cv", "icc", "turns", "tool_seconds", "prompt_tokens", "tool_sigma",
