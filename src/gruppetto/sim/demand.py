@@ -15,10 +15,10 @@ from gruppetto.agents.base import Environment, Observation
 from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import GenerateRequest
 from gruppetto.scheduler.entries import RolloutEntry
-from gruppetto.sim.engine import Zeros
+from gruppetto.sim.engine.rows import one_segment
 from gruppetto.sim.stages import answer_in
 from gruppetto.sim.workload.base import Demand, Turn
-from gruppetto.types import NO_VERSION, Rollout, Segment, Task, TokenKind
+from gruppetto.types import NO_VERSION, Rollout, Task, TokenKind
 
 AGAIN = 1000
 """Added to the member of a fresh start, so that it is drawn anew."""
@@ -122,7 +122,7 @@ class SimTools(Environment):
             return 0.0, Observation((), done=True, seconds=0.0)
         turn = turns[entry.turns - 1]
         count = turn.observation_tokens
-        segments = (Segment(TokenKind.ENVIRONMENT, NO_VERSION, range(count), Zeros(count)),) if count else ()
+        segments = one_segment(TokenKind.ENVIRONMENT, NO_VERSION, count) if count else ()
         return turn.tool_s, Observation(segments, done=False, seconds=turn.tool_s)
 
 

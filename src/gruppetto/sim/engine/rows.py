@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gruppetto.engines.base import GenerateResult
 from gruppetto.types import Segment, TokenKind
@@ -16,6 +17,9 @@ WAITING, GONE = -1, -2
 """`Row.order` of a row that does not run yet, and of one that has left."""
 
 _MODEL = TokenKind.MODEL
+
+SEGMENTS_HELD = 1 << 12
+"""Different segments that are remembered, the last ones asked for."""
 
 
 class Zeros(Sequence[float]):
@@ -34,6 +38,13 @@ class Zeros(Sequence[float]):
             return Zeros(len(range(self._n)[index]))
         range(self._n)[index]  # refuses an index past the end, which is what ends an iteration
         return 0.0
+
+
+@lru_cache(maxsize=SEGMENTS_HELD)
+def one_segment(kind: TokenKind, version: int, count: int) -> tuple[Segment, ...]:
+    """A segment of `count` tokens with the ids 0, 1, 2 ...; those that are alike are the same one, which never changes:
+    what thousands of rollouts have made so takes the memory of a few."""
+    return (Segment(kind, version, range(count), Zeros(count)),)
 
 
 class Row:
@@ -80,7 +91,7 @@ class Row:
         if count <= 0:
             return 0
         if not self.parts and self.swap == len(swaps) - 1:
-            self.parts = (Segment(_MODEL, swaps[-1][1], range(count), Zeros(count)),)
+            self.parts = one_segment(_MODEL, swaps[-1][1], count)
         else:
             self._cut_at_swaps(steps, swaps)
         self.made += count
