@@ -98,6 +98,7 @@ def test_each_cause_gets_the_time_in_which_it_held():
             {"queue": 8, "tool": 16, "reward": 8},
         ),
         (64, {"running": 0}, {"tail": 64}),
+        (128, {"running": 0, "waiting": 1, "training": True, "behind": True}, {"tool": 32, "trainer": 96}),
     ]
 
     async def script(meter):
@@ -218,6 +219,7 @@ STATE = st.fixed_dictionaries(
         "scoring": st.integers(0, 3),
         "training": st.booleans(),
         "starved": st.booleans(),
+        "behind": st.booleans(),
     }
 )
 DECODE = st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(1, 90), st.floats(0, 1e4))

@@ -14,7 +14,8 @@ slots: first those that the engine itself held back for KV, the rest in proporti
     kv_full  something was queued and slots were free, but it did not fit into KV
     tool     the rollout that would use the slot was in a tool call
     reward   nothing ran; the last rewards were awaited
-    trainer  all that may be launched is finished, only the trainer makes room (and the train phase)
+    trainer  all that may be launched is finished and only the trainer makes room, or the next batch waits for it with
+             nothing left to start (and the train phase)
     tail     nothing was left to start, and the last rollouts still ran
 
 `lost` is the decode time of tokens that were thrown away, and all seconds of an engine from its death to its return.
@@ -155,15 +156,16 @@ class StepMeter:
         scoring: int = 0,
         training: bool = False,
         starved: bool = False,
+        behind: bool = False,
     ) -> None:
         """Called after every decision with what holds from now on. O(1).
 
         `running` rollouts on engines, `queued` that may start, `free_slots` that the scheduler could still fill (0:
         what is queued waits for a slot, not for a decision), `kv_blocked`: it does not fit into KV, `waiting` in a tool
         call, `scoring` with the reward, `training`: a batch is with the trainer, `starved`: all that may be launched is
-        finished and only the trainer can make room.
+        finished and only the trainer can make room, `behind`: the whole next batch is ready and waits for the trainer.
         """
-        state = (queued, running, free_slots, kv_blocked, waiting, scoring, training, starved)
+        state = (queued, running, free_slots, kv_blocked, waiting, scoring, training, starved, behind)
         if state == self._state:
             return
         self._advance()
@@ -174,7 +176,7 @@ class StepMeter:
         else:
             held = min(empty, queued) if free_slots > 0 else 0
             tool = min(empty - held, waiting)
-            rest = _rest(running, waiting, scoring, training)
+            rest = "trainer" if behind else _rest(running, waiting, scoring, training)
             self._empty = (("kv_full" if kv_blocked else "queue", held), ("tool", tool), (rest, empty - held - tool))
         if (queued > 0) != self._has_queue:
             self._book()

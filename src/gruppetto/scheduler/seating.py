@@ -25,6 +25,8 @@ class Seating:
         self._slots = sum(seat.slots for seat in seats if seat.capacity)
         self._used = 0
         self._slow: set[str] = set()
+        self._short: set[str] = set()
+        """Engines that are given fewer than they have slots."""
         self._serving = len(self._open)
         self._busy = 0
         self._held = 0
@@ -75,6 +77,16 @@ class Seating:
         if len(slow) == self._serving:
             return self._slots - self._used
         return self._slots - self._used - sum(seat.slots - min(seat.load, seat.slots) for seat in slow)
+
+    @property
+    def short_of_kv(self) -> bool:
+        """Whether an engine is given fewer rollouts than it has slots, since its KV was full. O(1)."""
+        return bool(self._short)
+
+    @property
+    def knows_kv(self) -> bool:
+        """Whether the size of an engine's KV is known, so that it can be counted. O(1)."""
+        return self._room > 0
 
     @property
     def idle_share(self) -> float:
@@ -149,6 +161,7 @@ class Seating:
         seat = self._seats[engine]
         if seat.capacity and capacity != seat.capacity:
             seat.capacity = max(1, capacity)
+            (self._short.add if seat.capacity < seat.slots else self._short.discard)(engine)
             self._relist(seat)
 
     def judge(self, engine: str, slowness: float, *, slow: bool) -> None:
@@ -178,6 +191,7 @@ class Seating:
             self._room -= seat.kv_capacity
             self._busy -= seat.load > 0
         seat.capacity = 0
+        self._short.discard(engine)
         self._relist(seat)
 
     def restore(self, engine: str, capacity: int) -> None:
