@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from controlled import WINDOWED, Run
+from controlled import STREAMED, WINDOWED, Run
 
 from gruppetto.clock import now, run_virtual
 from gruppetto.controller import Interrupted
@@ -258,3 +258,29 @@ def test_weights_brought_for_an_evaluation_are_sync(tmp_path):
     assert {row["engine_s/sync"] for row in steps} == {2.0}  # of two engines, while one of them takes the weights
     for row in steps:
         assert row["engine_s/sync"] + row["engine_s/eval"] == pytest.approx(2 * row["time/eval_s"], abs=1e-5)
+
+
+def test_a_trainer_that_begins_before_the_last_part_pays_for_the_idle_machines_that_it_takes(tmp_path):
+    async def main():
+        run, times = Run(tmp_path, policy=STREAMED), []
+
+        async def handover():
+            times.append(now() - run.loop.started_at)
+            await asyncio.sleep(2.0)
+
+        run.controller.stages.handover = handover
+        await run.controller.run()
+        return run, times
+
+    run, times = run_virtual(main())
+    begun = [event["t"] for event in run.kinds("train_begin")]
+    steps = [[event for event in run.kinds("train_begin") if event["step"] == step] for step in range(1, 7)]
+    streamed = [parts for parts in steps if len(parts) > 1]
+    assert streamed
+    for parts in steps:  # the way to the trainer, of those that are idle and of the rest; and the way back
+        first, last = parts[0]["t"], parts[-1]["t"]
+        assert any(at == pytest.approx(first - 2) for at in times)
+        assert any(at == pytest.approx(last - 2) for at in times)
+    assert len(times) == 2 * len(steps) + len(streamed) < len(begun) + len(steps) + 1
+    assert {row["time/switch_s"] for row in run.record.steps} == {4.0, 6.0}
+    assert {row["engine_s/switch"] for row in run.record.steps} == {8.0}  # two engines: those that decode go on

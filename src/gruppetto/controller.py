@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
-from gruppetto.buffer.batch import Advantages, build_batch
+from gruppetto.buffer.batch import Advantages, build_batch, joined
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.clock import now
 from gruppetto.engines.base import Engine
@@ -161,7 +161,8 @@ class Controller:
                 if part is None:
                     return False
                 parts.append(part)
-                batches.append(await self._train_on(part, step, clock))
+                await self._take_machines(parts, clock)
+                batches.append(await self._train_on(part, step))
                 clock.book("train")
             metrics = await self._optim_step(step)
             clock.book("train")
@@ -169,7 +170,7 @@ class Controller:
             await self._undo(parts)
             raise
         self._weigh_trainer(clock, streamed=len(parts) > 1)
-        await self._finish_step(step, parts, _joined(batches), metrics, clock)
+        await self._finish_step(step, parts, joined(batches), metrics, clock)
         return True
 
     def _weigh_trainer(self, clock: StepClock, *, streamed: bool) -> None:
@@ -180,22 +181,30 @@ class Controller:
         beside = streamed and not loop.pool.colocated and seconds["step"] > 0
         loop.pool.line.beside(seconds["train"] / seconds["step"] if beside else 0.0)
 
-    async def _train_on(self, part: Part, step: int, clock: StepClock) -> Batch:
-        """Gradients of one part; where engines and trainer share machines and the batch is whole, engines rest."""
-        loop = self.stages.loop
-        if part.closed and loop.pool.colocated:
-            await self._hand_over()
+    async def _take_machines(self, parts: Sequence[Part], clock: StepClock) -> None:
+        """Where engines and trainer share machines, the trainer gets idle ones with the first part of a batch, and the
+        rest with the last: then engines rest."""
+        loop, closed = self.stages.loop, parts[-1].closed
+        if loop.pool.colocated and (closed or len(parts) == 1):
+            await self._hand_over(rest=closed)
             clock.book("switch")
-            loop.meter.phase("train")
+            if closed:
+                loop.meter.phase("train")
+
+    async def _train_on(self, part: Part, step: int) -> Batch:
+        """Gradients of one part."""
+        loop = self.stages.loop
         self._event("train_begin", step=step, groups=[group.id for group in part.groups])
         batch = self.stages.build_batch(part.groups, self.version, loop.policy.freshness, self.stages.advantages)
         await self._unless_stopped(self.stages.trainer.forward_backward(batch.samples, share=part.share))
         self._event("train_end", step=step)
         return batch
 
-    async def _hand_over(self) -> None:
+    async def _hand_over(self, *, rest: bool = True) -> None:
+        """Machines go from engines to trainer, or back; without `rest` idle ones, while the others decode."""
         if self.stages.handover is not None:
-            self.stages.loop.meter.phase("switch")
+            if rest:
+                self.stages.loop.meter.phase("switch")
             await self.stages.handover()
 
     async def _optim_step(self, step: int) -> dict[str, Any]:
@@ -323,11 +332,11 @@ class Controller:
         """Engines that serve the newest weights; where none does (each rollout keeps its version), one takes them."""
         loop, seating = self.stages.loop, self.stages.loop.pool.seating
         await loop.carrier.updates_done()
-        found = [engine for engine in self._publisher.serving() if seating[engine.name].version == self.version]
-        if not found:
-            found = self._publisher.serving()[-1:]
-            await self._publisher.update([engine.name for engine in found])
-        return found
+        if found := [engine for engine in self._publisher.serving() if seating[engine.name].version == self.version]:
+            return found
+        one = self._publisher.serving()[-1:]
+        await self._publisher.update([engine.name for engine in one])
+        return one
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -388,12 +397,3 @@ class Controller:
 
     def _event(self, kind: str, **fields: Any) -> None:
         self.stages.recorder.event(kind, now() - self.stages.loop.started_at, **fields)
-
-
-def _joined(parts: Sequence[Batch]) -> Batch:
-    """The parts of one batch as one."""
-    return Batch(
-        version=parts[0].version,
-        samples=tuple(sample for part in parts for sample in part.samples),
-        group_ids=tuple(group for part in parts for group in part.group_ids),
-    )

@@ -22,8 +22,8 @@ import os, signal, sys
 from gruppetto import controller
 train_on = controller.Controller._train_on
 
-async def dying(self, part, step, clock):
-    batch = await train_on(self, part, step, clock)
+async def dying(self, part, step):
+    batch = await train_on(self, part, step)
     if step == 4 and not part.closed:
         os.kill(os.getpid(), signal.SIGKILL)
     return batch
@@ -43,8 +43,8 @@ def interrupted(train, monkeypatch, tmp_path):
     folder = tmp_path / "runs" / "run"
     train_on = Controller._train_on
 
-    async def stopping(self, part, step, clock):
-        batch = await train_on(self, part, step, clock)
+    async def stopping(self, part, step):
+        batch = await train_on(self, part, step)
         if step == 4 and not part.closed and not kept.exists():
             shutil.copytree(folder / "checkpoints" / "step_3", kept)
             self.interrupt()

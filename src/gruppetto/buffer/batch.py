@@ -35,6 +35,15 @@ def build_batch(groups: Sequence[GroupEntry], version: int, freshness: Freshness
     return Batch(version=version, samples=tuple(samples), group_ids=tuple(g.id for g in groups))
 
 
+def joined(parts: Sequence[Batch]) -> Batch:
+    """The parts of one batch as one."""
+    return Batch(
+        version=parts[0].version,
+        samples=tuple(sample for part in parts for sample in part.samples),
+        group_ids=tuple(group for part in parts for group in part.group_ids),
+    )
+
+
 def _sample(
     group: GroupEntry, entry: RolloutEntry, version: int, freshness: Freshness, reward: float, advantage: float
 ) -> Sample:
