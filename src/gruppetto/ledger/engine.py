@@ -52,7 +52,7 @@ class EngineModel:
     kv_capacity: int = 0
     """Context tokens that fit; 0 = no limit."""
     move_token_s: float = 0.0
-    """To move one context token's KV to another engine, or here from a separate prefill side."""
+    """To move one context token's KV here from a separate prefill side."""
     swap_s: float = 0.0
     """Of a weight swap at the engine itself, beyond what the channel takes."""
     prefill_elsewhere: bool = False

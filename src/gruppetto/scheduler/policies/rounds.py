@@ -92,9 +92,10 @@ class Continuous:
 
 @dataclass(frozen=True, slots=True)
 class ShortLong:
-    """Tail batching as published: short rounds of `over_prompts` x N prompts with `over_members` x G members each, of
-    which the first N whole groups are kept and the rest is thrown away, its prompts put off; once N of them have come
-    together (or the first has waited `max_defer` steps) a long round runs them from scratch and waits for all.
+    """Tail batching: short rounds of `over_prompts` x N prompts with `over_members` x G members each (RollPacker's own
+    runs have 1.25 for both), of which the first N whole groups are kept and the rest is thrown away, its prompts put
+    off; once N of them have come together (or the first has waited `max_defer` steps) a long round runs them from
+    scratch and waits for all.
 
     It censors: who is long must be drawn short, or wait for a long round.
     """
