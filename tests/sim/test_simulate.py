@@ -194,8 +194,23 @@ def test_engines_that_run_on_are_given_to_who_needs_them_only():
     assert [loaded.config.run.deterministic for loaded in runs.values()] == [True, False]
 
 
-def test_the_warm_up_is_common_and_at_most_half():
-    assert (warm_up([0, None, 3], 100), warm_up([0], 12), warm_up([8], 12), warm_up([], 1)) == (5, 2, 6, 0)
+@pytest.mark.parametrize(
+    ("entries", "steps", "skipped"),
+    [
+        ("sync", 100, 2),
+        ("sync,layered:max_staleness=3", 100, 5),
+        ("windowed", 100, 3),  # its own bound is 1
+        ("async_bounded", 100, 3),  # nothing bounds ages; two batches are under way
+        ("async_bounded:max_staleness=3", 100, 5),
+        ("partial,partial:depth=4", 100, 5),
+        ("auto:max_staleness=2", 100, 4),
+        ("layered:max_staleness=8", 12, 6),
+        ("sync:run.steps=3,layered:max_staleness=8", 100, 1),
+    ],
+)
+def test_the_warm_up_is_common_and_at_most_half_and_counts_what_a_policy_has_under_way(entries, steps, skipped):
+    runs = compared(["reasoning-32k", f"run.steps={steps}"], entries)
+    assert warm_up([loaded.config for loaded in runs.values()]) == skipped
 
 
 def test_figures_are_sums_over_the_steps_after_the_warm_up(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +55,15 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; 1 where an entry that was asked for failed, or every one."""
     from gruppetto.cli.side_by_side import tell_failed, with_failed
     from gruppetto.cli.simulate import print_differences, print_table, write_figures
+    from gruppetto.sim.compare import entries, refuse_shared
     from gruppetto.sim.replay.again import prepare
 
     check_json(args.json)
-    asked = COMPARE if args.compare is None else args.compare
+    asked = entries(COMPARE if args.compare is None else args.compare)
     replay = prepare(args.path, _columns(args.column), args.characters_per_token)
     files, overrides = split_settings(args.settings)
     configs = {name: _config(replay, name, files, overrides) for name in _names(replay, asked)}
-    if not configs:
-        raise UserError("--compare names no scheduler; write one or more, such as sync,partial")
+    refuse_shared({name: loaded.config for name, loaded in configs.items()})
     words = [*replay.words, *_what_is_run(next(iter(configs.values())).config)]
     if args.json != "-":
         print(f"{replay.trace.kind} {replay.trace.path}: {len(replay.trace.rollouts):,} rollouts")
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     finally:  # an interruption leaves the table of what is there
         if results and args.json != "-":
             print_table(results)
-            print_differences({name: configs[name].config for name in results if name in configs}, again=True)
+            print_differences({name: configs[name].config for name in results if name in configs})
         if (results or failed) and args.json:
             found = {"trace": {"path": replay.trace.path, "assumed": words}}
             write_figures({**found, "schedulers": with_failed(results, failed)}, args.json)
@@ -83,12 +84,23 @@ def run(args: argparse.Namespace) -> int:
     return 1 if serious else 0
 
 
-def _names(replay: Replay, compare: str) -> list[str]:
-    """What is run, without repetition; a run's own policy first, beside which stands what was measured."""
+def _names(replay: Replay, wanted: Sequence[str]) -> list[str]:
+    """What is run; a run's own policy first, beside which stands what was measured."""
     from gruppetto.sim.replay.again import AS_RUN
 
-    wanted = [name for name in compare.split(",") if name]
     return list(dict.fromkeys([AS_RUN, *wanted] if replay.scheduler is not None else wanted))
+
+
+def _beneath(entry: str, overrides: Sequence[str]) -> list[str]:
+    """The command line's settings as one entry has them: its own go before, and a run name is the stem of all."""
+    from gruppetto.sim.compare import folder_name, options
+    from gruppetto.sim.replay.again import AS_RUN
+
+    own = {} if entry == AS_RUN else dict(option.split("=", 1) for option in options(entry)[1])
+    given = dict(setting.split("=", 1) for setting in overrides)
+    if "run.name" in given:
+        given["run.name"] = folder_name(given["run.name"].strip("\"'"), entry)
+    return [f"{key}={value}" for key, value in given.items() if key not in own]
 
 
 def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -> Loaded:
@@ -100,7 +112,7 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
     from gruppetto.sim.anew import refuse_taken
     from gruppetto.sim.compare import OF_THE_RECORD
 
-    loaded = replay.config(name, files, overrides)
+    loaded = replay.config(name, files, _beneath(name, overrides))
     for key in OF_THE_RECORD:
         if loaded.origins.get(key) == COMMAND_LINE:
             said = f"{key} = {value_text(loaded.values()[key])} ({COMMAND_LINE})"
@@ -116,8 +128,7 @@ def _run_all(replay: Replay, configs: dict[str, Loaded], results: dict[str, dict
     from gruppetto.sim.compare import warm_up
     from gruppetto.sim.replay.running import ORACLE, run_again
 
-    chosen = [loaded.config for loaded in configs.values()]
-    skipped = warm_up([config.scheduler.max_staleness for config in chosen], min(c.run.steps for c in chosen))
+    skipped = warm_up([loaded.config for loaded in configs.values()])
     results.update({} if replay.measured is None else _measured(replay.measured, skipped))
 
     def run_one(name: str, loaded: Loaded) -> Path:

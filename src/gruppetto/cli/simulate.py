@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_json(args.json)
     runs = compared(args.settings, args.compare)
     _check_new(list(runs.values()))
-    configs = [loaded.config for loaded in runs.values()]
-    skipped = warm_up([config.scheduler.max_staleness for config in configs], min(c.run.steps for c in configs))
+    skipped = warm_up([loaded.config for loaded in runs.values()])
     results: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     try:
@@ -69,20 +67,20 @@ def compared(settings: Sequence[str], compare: str | None) -> dict[str, Loaded]:
     """The config of each entry of `--compare` by its name, each with a run name of its own. Raises `UserError`."""
     from gruppetto.config.loader import load
     from gruppetto.config.preflight import refuse_scheduler
-    from gruppetto.sim.compare import overrides
+    from gruppetto.sim.compare import entries, folder_name, overrides, refuse_shared
 
     files, given = split_settings(settings)
     base = load(files, given)
-    if not compare:
+    if compare is None:
         refuse_scheduler(base.config)
         return {base.config.scheduler.type: base}
     placed = base.config.run.placement == "disaggregated"
     runs = {}
-    for entry in dict.fromkeys(compare.split(",")):
-        chosen = [*given, *overrides(entry, placed=placed)]
-        name = f"{base.config.run.name}-{re.sub('[^A-Za-z0-9_.]+', '-', entry)}"
-        runs[entry] = load(files, [*chosen, f"run.name={name}"])
+    for entry in entries(compare):
+        name = f"run.name={folder_name(base.config.run.name, entry)}"
+        runs[entry] = load(files, [*given, name, *overrides(entry, placed=placed)])
         refuse_scheduler(runs[entry].config)
+    refuse_shared({entry: loaded.config for entry, loaded in runs.items()})
     return runs
 
 
@@ -102,7 +100,7 @@ def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gruppetto.sim.compare import COLUMNS, LEGEND, cells
+    from gruppetto.sim.compare import COLUMNS, LEGEND, cells, covered
 
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("scheduler", overflow="fold", max_width=32)
@@ -112,14 +110,15 @@ def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
         table.add_row(name, *cells(values))
     console = Console()
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
+    print(covered(results))
     print(LEGEND)
 
 
-def print_differences(configs: Mapping[str, Config], *, again: bool = False) -> None:
+def print_differences(configs: Mapping[str, Config]) -> None:
     """A line below the table where its rows did not meet the same rollouts."""
     from gruppetto.sim.compare import differences
 
-    if found := differences(list(configs.values()), again=again):
+    if found := differences(list(configs.values())):
         parts = ", ".join(f"{key} ({', '.join(values)})" for key, values in found.items())
         print(f"note: these did not meet the same rollouts, so their figures do not compare; they differ in {parts}")
 

@@ -1,17 +1,23 @@
 """Runs side by side: the entries of `--compare`, and what each scheduling policy made of the same rollouts.
 
-Owns the figures of a run folder and their columns. Promise: every figure (but the ICC) is a sum over the same steps
-divided once, never a mean of ratios; what a record does not have is None and printed as "-".
+Owns the entries, the figures of a run folder and their columns. Promise: every figure (but the ICC) is a sum over the
+same steps divided once, never a mean of ratios; that of lengths is over the whole run, as its record has it. Which
+steps is said; what a record does not have is None and printed as "-".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any, get_args
 
 from gruppetto.config.preflight import LIMITS_OF_AUTO
 from gruppetto.config.schema import Config, SchedulerSection
+from gruppetto.errors import UserError
+from gruppetto.presets import compose
 from gruppetto.record.explain.read import read_run
 
 WARM_UP = 2
@@ -24,13 +30,15 @@ MEETS = (
 """Settings that decide which rollouts a run meets, and how many."""
 
 OF_THE_RECORD = tuple(key for key in MEETS if key.startswith("sim."))
-"""Those of them that say nothing in a replay, whose rollouts are the record's."""
+"""Those of them that a replay refuses: its rollouts are the record's."""
 
 RUN_ON = ("async_bounded", "windowed")
 """Presets that need engines which run while the trainer trains."""
 
 IDLE = ("tail", "trainer", "sync", "switch", "queue", "kv_full", "tool", "reward", "eval", "lost")
 """What an engine-second can go to besides decode and prefill (`engine_s/*`)."""
+
+BRACKETS = {"[": "]", "{": "}"}
 
 COLUMNS = {
     "placement": "placed",
@@ -56,8 +64,52 @@ placed: engines and trainer take turns (co) or run at once (dis). excess: makesp
 the batch's rollouts beats; below 0 only where rollouts outlive a batch. window excess (staleness 1 and more): the same
 over max(area, mean critical path / (k + 1)), a heuristic and no bound. idle: shares of all engine-seconds by cause, the
 largest first. stale: versions between a trained token and its training. on-policy: trained tokens of staleness 0. mask,
-drop, waste: generated and not trained on, waste is both. len ratio: mean length trained on over mean length generated;
-p99 ratio: the same of the share of the longest 1 %; censors: the policy says that it prefers short answers."""
+drop, waste: generated and not trained on, waste is both. len ratio: mean length trained on over mean length generated,
+over the whole run; p99 ratio: the same of the share of the longest 1 %; censors: the policy says that it prefers short
+answers."""
+
+
+def entries(text: str) -> list[str]:
+    """The entries of `--compare`, without spaces around their parts and without repetition. A comma or colon inside
+    brackets or quotes belongs to its value: `sync:sim.failures=["dead:0@10","dead:1@20"]`. Raises `UserError`."""
+    found = [":".join(part.strip() for part in _split(entry, ":")) for entry in _split(text, ",")]
+    named = [entry for entry in dict.fromkeys(found) if entry]
+    if not named:
+        raise UserError("--compare names no scheduler; write one or more, such as sync,partial")
+    return named
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Splits outside of what is in brackets or quotes, which a value begins with."""
+    parts, closing, quote = [""], "", ""
+    for before, char in pairwise(f" {text}"):
+        if quote:
+            quote = "" if char == quote and before != "\\" else quote
+        elif char in BRACKETS and (closing or before == "="):
+            closing = BRACKETS[char] + closing
+        elif char in "\"'" and (closing or before == "="):
+            quote = char
+        elif closing:
+            closing = closing[1:] if char == closing[0] else closing
+        elif char == separator:
+            parts.append("")
+            continue
+        parts[-1] += char
+    if quote or closing:
+        raise UserError(f"{text}: {(quote or closing)[0]} is missing, which would end a value; write it")
+    return parts
+
+
+def options(entry: str) -> tuple[str, list[str]]:
+    """An entry's preset and its settings as `key=value`: one without a dot is of [scheduler]. Raises `UserError`."""
+    preset, *given = _split(entry, ":")
+    if not preset:
+        raise UserError(f"{entry} does not begin with a scheduler; write one before it, such as sync{entry}")
+    for option in given:
+        key, equals, value = option.partition("=")
+        if not equals or not value:
+            raise UserError(f"{entry}: {key or 'a setting'} has no value; write {key or 'depth'}=VALUE")
+    return preset, [option if "." in option.partition("=")[0] else f"scheduler.{option}" for option in given]
 
 
 def overrides(entry: str, *, placed: bool = False) -> list[str]:
@@ -65,13 +117,12 @@ def overrides(entry: str, *, placed: bool = False) -> list[str]:
 
     An entry replaces the whole [scheduler] table; an option without a dot is one of its settings. A preset that needs
     engines which run on gets them, unless the entry says otherwise or the config has them (`placed`). On virtual time
-    every run is repeatable, so that the lockstep which would forbid this is not needed.
+    every run is repeatable, so that the lockstep which would forbid this is not needed. Raises `UserError`.
     """
-    preset, *options = entry.split(":")
+    preset, given = options(entry)
     kept = LIMITS_OF_AUTO if preset == "auto" else ()  # what the user allows holds whoever it is compared with
     nullable = (name for name, field in SchedulerSection.model_fields.items() if _nullable(field))
     unset = [f"scheduler.{name}=none" for name in nullable if name not in kept]
-    given = [option if "." in option.partition("=")[0] else f"scheduler.{option}" for option in options]
     disaggregated = any(option == "run.placement=disaggregated" for option in given)
     if preset in RUN_ON and not placed and not any(option.startswith("run.placement=") for option in given):
         given.append("run.placement=disaggregated")
@@ -84,14 +135,11 @@ def _nullable(field: Any) -> bool:
     return type(None) in get_args(field.annotation)
 
 
-def differences(configs: Sequence[Config], *, again: bool = False) -> dict[str, list[str]]:
+def differences(configs: Sequence[Config]) -> dict[str, list[str]]:
     """The settings that decide which rollouts a run meets, where these have different ones: setting, values in words.
-    A run that has another seed, workload or size is about other rollouts; `again`: those of a replay are the record's,
-    whatever its workload says."""
+    A run that has another seed, workload or size is about other rollouts."""
     found = {}
     for key in MEETS:
-        if again and key in OF_THE_RECORD:
-            continue
         table, name = key.split(".")
         values = dict.fromkeys(str(getattr(getattr(config, table), name)) for config in configs)
         if len(values) > 1:
@@ -99,9 +147,33 @@ def differences(configs: Sequence[Config], *, again: bool = False) -> dict[str, 
     return found
 
 
-def warm_up(bounds: Sequence[int | None], steps: int) -> int:
-    """Steps that a comparison of runs with these bounds on staleness leaves out: at most half of all."""
-    return min(WARM_UP + max((k or 0 for k in bounds), default=0), steps // 2)
+def folder_name(stem: str, entry: str) -> str:
+    """The run name of an entry that gives none itself."""
+    return f"{stem}-{re.sub('[^A-Za-z0-9_.]+', '-', entry)}"
+
+
+def refuse_shared(configs: Mapping[str, Config]) -> None:
+    """Raises `UserError` where two entries, here by their names, would write the same folder."""
+    owners: dict[Path, str] = {}
+    for entry, config in configs.items():
+        folder = Path(config.run.dir) / config.run.name
+        other = owners.setdefault(folder.resolve(), entry)
+        if other != entry:
+            raise UserError(f"{other} and {entry} would both write {folder}; write {entry}:run.name=NAME")
+
+
+def warm_up(configs: Sequence[Config]) -> int:
+    """Steps that a comparison of such runs leaves out, of each the same: at most half of the shortest."""
+    shortest = min((config.run.steps for config in configs), default=0)
+    return min(WARM_UP + max(map(_ahead, configs), default=0), shortest // 2)
+
+
+def _ahead(config: Config) -> int:
+    """Batches that a run's policy may have under way beside the one that is next: its bound on staleness; where it has
+    none, what its depth says."""
+    policy = compose(config.scheduler)
+    bound = policy.freshness.max_staleness
+    return ceil(policy.rounds.depth) - 1 if bound is None else bound
 
 
 def figures(run: Path, warm_up: int = WARM_UP) -> dict[str, Any]:
@@ -120,6 +192,9 @@ def figures(run: Path, warm_up: int = WARM_UP) -> dict[str, Any]:
     return {
         "placement": config["run"].get("placement", "colocated"),
         "steps": len(kept),
+        "first_step": kept[0]["step"],
+        "last_step": kept[-1]["step"],
+        "run_steps": rows[-1]["step"],
         "step_s": seconds / len(kept),
         "groups_per_s": rollouts / config["rollout"]["group_size"] / seconds if seconds else None,
         "tokens_per_s": trained / seconds if seconds else None,
@@ -189,6 +264,22 @@ def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = [row[key] for row in rows if row.get(key) is not None]
     return sum(values) / len(values) if values else None
+
+
+def covered(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which steps the figures of these runs are over, in a line; runs that differ by their names."""
+    spans: dict[str, list[str]] = {}
+    for name, values in results.items():
+        spans.setdefault(steps_covered(values), []).append(name)
+    if len(spans) == 1:
+        return f"figures are over {next(iter(spans))}"
+    return "figures are over " + ", ".join(f"{span} ({', '.join(names)})" for span, names in spans.items())
+
+
+def steps_covered(values: Mapping[str, Any]) -> str:
+    """The steps that one run's figures are over: `steps 5 to 12 of 12`."""
+    first, last = values["first_step"], values["last_step"]
+    return f"{f'steps {first} to {last}' if first < last else f'step {first}'} of {values['run_steps']}"
 
 
 def cells(values: Mapping[str, Any]) -> list[str]:

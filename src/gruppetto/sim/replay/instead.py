@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gruppetto.config.schema import Config
 from gruppetto.errors import GruppettoError, UserError
-from gruppetto.presets import build_policy
 from gruppetto.sim.compare import figures, overrides, warm_up
 from gruppetto.sim.replay.again import AS_RUN, Replay, prepare
 from gruppetto.sim.replay.prices import Row
@@ -47,12 +47,11 @@ class _Runs:
     steps: int
     out: Path
 
-    def run(self, name: str, scheduler: str, settings: Sequence[str]) -> tuple[Path, int]:
-        """(run folder, its bound on staleness)."""
+    def run(self, name: str, scheduler: str, settings: Sequence[str]) -> tuple[Path, Config]:
+        """(run folder, what was run). Raises `UserError` for a policy that cannot be."""
         common = [f"run.dir={self.out}", f"run.name={name}", f"run.steps={self.steps}", "log.rollouts=false"]
         loaded = self.replay.config(scheduler, overrides=[*settings, *common])
-        k = build_policy(loaded.config).freshness.max_staleness
-        return run_again(loaded, self.replay.demand), k or 0
+        return run_again(loaded, self.replay.demand), loaded.config
 
 
 def instead(run: Path, changes: Sequence[Change], rows: Sequence[Row], work: int = WORK) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def _outcome(runs: _Runs, run: Path, changes: Sequence[Change], lines: int) -> d
                 continue
             in_place += [change.name] if whole else []
             break
-    skipped = warm_up([k for _, k in found.values()], runs.steps)
+    skipped = warm_up([config for _, config in found.values()])
     read = {name: figures(folder, skipped) for name, (folder, _) in found.items()}
     whole = runs.steps == runs.replay.above["run"]["steps"] == lines  # else it is about other steps
     return {
