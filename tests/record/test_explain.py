@@ -167,6 +167,72 @@ def test_failures_and_waste_are_named(run):
     assert "failed" not in to_text(explain(run, 3))
 
 
+def test_errors_are_counted_over_all_steps_that_are_explained(run):
+    """Also in steps that were not among the longest, and only over the failed ones of each."""
+    rows = [
+        metrics(step, 1.0 + step, **{"dropped/failed": 4 * step, "tokens/dropped/failed": 8}) for step in range(1, 7)
+    ]
+    lines(run / "metrics.jsonl", rows)
+    for step in range(1, 7):
+        kinds = ["timeout", "timeout", "wrong", f"odd {step}"]
+        failed = [rollout_rows(step, [2], fate="dropped:failed", error=kind)[0] for kind in kinds]
+        lines(run / "rollouts" / f"step_{step:06d}.jsonl", [*rollout_rows(step, [5]), *failed])
+    found = explain(run)
+    assert found["dropped"]["rollouts"] == {"failed": 24}
+    assert found["dropped"]["errors"] == [("timeout", 12), ("wrong", 6), ("odd 1", 1)]
+    assert "12 failed with: timeout" in to_text(found)
+    assert "5 failed with 5 other errors" in to_text(found)
+    assert explain(run, 2)["dropped"]["errors"] == [("timeout", 2), ("wrong", 1), ("odd 2", 1)]
+
+
+def test_shares_and_means_are_over_tokens_not_over_steps(run):
+    """A step of 900 tokens weighs nine times one of 100."""
+    few = {
+        "tokens/batch_trained": 60,
+        "tokens/batch_masked": 40,
+        "staleness/histogram": [60],
+        "staleness/mean": 0.0,
+        "waste/dropped_share": 0.5,  # another 100
+        "waste/masked_share": 0.2,
+        "waste/share": 0.7,
+        "masked/by_position": [0.8] + [0.0] * 8 + [0.4],
+    }
+    many = {
+        "tokens/batch_trained": 900,
+        "tokens/batch_masked": 0,
+        "staleness/histogram": [0, 450, 450],
+        "staleness/max": 2,
+        "staleness/mean": 1.5,
+        "waste/dropped_share": 0.0,
+        "waste/masked_share": 0.0,
+        "waste/share": 0.0,
+        "masked/by_position": [0.0] * 10,
+    }
+    lines(run / "metrics.jsonl", [metrics(1, **few), metrics(2, **many)])
+    found = explain(run)
+    assert found["staleness"]["mean"] == pytest.approx((450 + 900) / 960)
+    assert found["dropped"]["waste"] == {
+        "share": pytest.approx(140 / 1100),
+        "dropped_share": pytest.approx(100 / 1100),
+        "masked_share": pytest.approx(40 / 1100),
+    }
+    assert found["bias"]["masked_by_position"] == [pytest.approx(0.08)] + [0.0] * 8 + [pytest.approx(0.04)]
+    assert "Trained tokens were up to 2 versions old, 1.41 on average, 6% of them 0." in to_text(found)
+
+
+def test_no_mean_is_made_up_where_steps_do_not_say_how_many_tokens_they_had(run):
+    older = [
+        metrics(step, **{"staleness/max": step, "staleness/mean": step / 2, "waste/share": step / 4}) for step in (1, 2)
+    ]
+    for row in older:
+        del row["staleness/histogram"]
+    lines(run / "metrics.jsonl", older)
+    found = explain(run)
+    assert (found["staleness"]["mean"], found["dropped"]["waste"]["share"]) == (None, None)
+    assert "Trained tokens were up to 2 versions old." in to_text(found)
+    assert explain(run, 2)["staleness"]["mean"] == 1.0
+
+
 def test_why_weights_went_whole_though_deltas_were_asked_for(run):
     """Each reason with how often and its newest figures; of the steps that are explained, and of such runs only."""
     dense = "density: the delta has {}% of all bytes, the limit is 50%"

@@ -14,6 +14,7 @@ from gruppetto.record.explain import sections
 from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
 from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import gaps
+from gruppetto.record.explain.means import total
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
 from gruppetto.record.explain.replays import Candidate, beyond, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
@@ -49,7 +50,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
     record = read_run(run)
     rows = list(record.rows) if step is None else [record.row(step)]
     worst = sorted(rows, key=_length, reverse=True)[:WORST]
-    finals = {row["step"]: record.rollouts(row["step"]) for row in (rows if len(rows) <= WORST else worst)}
+    finals = {row["step"]: record.rollouts(row["step"]) for row in worst}
     found = timelines(record.events(), {row["step"] for row in worst})
     allowed = staleness_allowed(record.config)
     explanation: dict[str, Any] = {
@@ -57,7 +58,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
         "scheduler": record.config.get("scheduler", {}),
         "placement": record.config.get("run", {}).get("placement"),
         "steps": [row["step"] for row in rows],
-        "seconds": sections.total(rows, "time/step_s"),
+        "seconds": total(rows, "time/step_s"),
         "missing": lacking(rows, EXPECTED),
         "gaps": gaps(record, only=step),
         "held_up": [
@@ -67,9 +68,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
         "engines": engines(record, {row["step"] for row in rows}),
         "bound": sections.bound(rows, allowed),
         "bias": sections.bias(rows[-1], rows),
-        "dropped": sections.dropped(
-            rows, record.before(rows[0]["step"]), [r for some in finals.values() for r in some]
-        ),
+        "dropped": sections.dropped(rows, record.before(rows[0]["step"]), record.errors(row["step"] for row in rows)),
         "staleness": sections.staleness(rows),
         "publishes": _publishes(record, rows),
         "replays": None,

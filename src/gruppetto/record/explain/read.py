@@ -6,6 +6,7 @@ with its place; what an older version did not write is absent, never guessed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -109,7 +110,20 @@ class RunRecord:
 
     def rollouts(self, step: int) -> list[RolloutRow]:
         """The rollouts that became final in a step; empty where the run did not write them."""
-        return list(_lines(self.path / "rollouts" / f"step_{step:06d}.jsonl", RolloutRow))
+        return list(self._rollouts(step))
+
+    def errors(self, steps: Iterable[int]) -> Counter[str]:
+        """How often each error ended a rollout in these steps; of a step that says that none failed, no file is
+        opened."""
+        found: Counter[str] = Counter()
+        for step in steps:
+            failed, earlier = (row.get("dropped/failed") for row in (self.row(step), self.before(step)))
+            if failed is None or failed > (earlier or 0):
+                found.update(row.error for row in self._rollouts(step, b"dropped:failed") if row.error)
+        return found
+
+    def _rollouts(self, step: int, *holding: bytes) -> Iterator[RolloutRow]:
+        return _lines(self.path / "rollouts" / f"step_{step:06d}.jsonl", RolloutRow, holding)
 
     def events(self, *kinds: str) -> Iterator[Event]:
         """The events, in their order, all or those of some kinds (of others, lines are not even decoded); none where

@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from gruppetto.record.explain.means import Row, decided, mean, mean_of_tokens, of_batch, total, trained
 from gruppetto.record.explain.read import Event, RolloutRow
 from gruppetto.record.explain.timeline import StepTimeline
-
-Row = Mapping[str, Any]
 
 MEANING = {
     "decode": "slots that made tokens",
@@ -31,6 +30,9 @@ MEANING = {
     "lost": "tokens thrown away, and engines that had died",
 }
 
+NAMED = 3
+"""Errors that are named, the most frequent ones."""
+
 FIFO_EXCESS = (
     (0.08, 0.05),
     (0.16, 0.10),
@@ -42,18 +44,6 @@ FIFO_EXCESS = (
     (10.0, 0.03),
 )
 """rho: excess over the bound of an on-policy run in launch order (our scheduling study, section 6)."""
-
-
-def total(rows: Sequence[Row], name: str) -> float | None:
-    """Sum over the rows that have it; None when none has."""
-    values = [row[name] for row in rows if row.get(name) is not None]
-    return float(sum(values)) if values else None
-
-
-def mean(rows: Sequence[Row], name: str) -> float | None:
-    """Mean over the rows that have it; None when none has."""
-    values = [row[name] for row in rows if row.get(name) is not None]
-    return float(sum(values)) / len(values) if values else None
 
 
 def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
@@ -271,9 +261,20 @@ def bias(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """Whether long answers were censored, by what the policy says of itself and by what is measured."""
     names = ("length_ks", "ks_allowance", "length_ratio", "p99_ratio", "censors")
     found: dict[str, Any] = {name: row.get(f"bias/{name}") for name in names}
-    masked = [r["masked/by_position"] for r in rows if r.get("masked/by_position")]
-    found["masked_by_position"] = [sum(part) / len(masked) for part in zip(*masked, strict=True)] if masked else None
+    found["masked_by_position"] = _masked_by_position(rows)
     return found | {"says": list(_bias_words(found))}
+
+
+def _masked_by_position(rows: Sequence[Row]) -> list[float] | None:
+    """Share of the tokens in each tenth of their rollout that were masked."""
+    whole = [row for row in rows if row.get("masked/by_position")]
+    tenths = range(len(whole[0]["masked/by_position"]) if whole else 0)
+    found = [
+        mean_of_tokens([{**row, "tenth": row["masked/by_position"][tenth]} for row in whole], "tenth", of_batch)
+        for tenth in tenths
+    ]
+    known = [share for share in found if share is not None]
+    return known if known and len(known) == len(found) else None
 
 
 def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
@@ -293,8 +294,8 @@ def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
         yield (f"Masked tokens: {positions[0]:.0%} of the first tenth of the answers, {positions[-1]:.0%} of the last.")
 
 
-def dropped(rows: Sequence[Row], before: Row, finals: Iterable[RolloutRow]) -> dict[str, Any]:
-    """Rollouts given up in these steps, by reason, with the errors that were most frequent."""
+def dropped(rows: Sequence[Row], before: Row, errors: Counter[str]) -> dict[str, Any]:
+    """Rollouts given up in these steps, by reason, with the most frequent of their `errors`."""
     found = {}
     for kind, prefix in (("rollouts", "dropped/"), ("tokens", "tokens/dropped/")):
         counts = {
@@ -303,10 +304,10 @@ def dropped(rows: Sequence[Row], before: Row, finals: Iterable[RolloutRow]) -> d
             if name.startswith(prefix)
         }
         found[kind] = {reason: count for reason, count in counts.items() if count}
-    errors = Counter(row.error for row in finals if row.error)
-    shares = {name: mean(rows, f"waste/{name}") for name in ("share", "dropped_share", "masked_share")}
+    names = ("share", "dropped_share", "masked_share")
+    shares = {name: mean_of_tokens(rows, f"waste/{name}", decided) for name in names}
     return found | {
-        "errors": errors.most_common(3),
+        "errors": errors.most_common(NAMED),
         "waste": shares,
         "says": list(_dropped_words(found, errors, shares)),
     }
@@ -316,8 +317,11 @@ def _dropped_words(found: Row, errors: Counter[str], waste: Mapping[str, float |
     if found["rollouts"]:
         parts = ", ".join(f"{count:,} {reason}" for reason, count in found["rollouts"].items())
         yield f"Rollouts given up: {parts} ({sum(found['tokens'].values()):,} tokens)."
-    for error, count in errors.most_common(3):
+    for error, count in errors.most_common(NAMED):
         yield f"{count:,} failed with: {error}"
+    if len(errors) > NAMED:
+        others = errors.most_common()[NAMED:]
+        yield f"{sum(count for _, count in others):,} failed with {len(others)} other error{'s'[: len(others) > 1]}"
     if waste["share"]:
         yield (
             f"{waste['share']:.0%} of the tokens were generated and not trained on ({waste['dropped_share'] or 0:.0%} "
@@ -332,12 +336,14 @@ def staleness(rows: Sequence[Row]) -> dict[str, Any]:
         counts.update(dict(enumerate(row.get("staleness/histogram") or ())))
     histogram = [counts[age] for age in range(max(counts, default=-1) + 1)]
     oldest = max((row["staleness/max"] for row in rows if row.get("staleness/max") is not None), default=None)
-    found: dict[str, Any] = {"max": oldest, "mean": mean(rows, "staleness/mean"), "histogram": histogram}
+    average = mean_of_tokens(rows, "staleness/mean", trained)
+    found: dict[str, Any] = {"max": oldest, "mean": average, "histogram": histogram}
     if oldest is None:
         return found | {"says": []}
     if oldest == 0:
         return found | {"says": ["Every trained token was made by the weights it was trained at (strictly on-policy)."]}
     whole = sum(histogram)
     fresh = f", {histogram[0] / whole:.0%} of them 0" if whole else ""
-    ages = f"{oldest} version{'' if oldest == 1 else 's'} old, {found['mean'] or 0:.2f} on average"
+    ages = f"{oldest} version{'' if oldest == 1 else 's'} old"
+    ages += "" if average is None else f", {average:.2f} on average"
     return found | {"says": [f"Trained tokens were up to {ages}{fresh}."]}
