@@ -36,7 +36,7 @@ from gruppetto.rng import stream
 from gruppetto.scheduler.beliefs.rule import Choice, Limits
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.settings import LoopSettings
-from gruppetto.sim.demand import Plans, has_turns
+from gruppetto.sim.demand import Plans
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.rates import ModelRates
 from gruppetto.sim.simulate import demand_of, spec_of
@@ -80,7 +80,7 @@ class Case:
         return Spec(
             settings=replace(self.settings, seed=seed),
             policy=policy,
-            plans=Plans(self.demand, seed, turns=has_turns(self.demand, seed)),
+            plans=Plans(self.demand, seed, turns=self.demand.has_turns),
             model=self.model,
             engines=self.engines,
             steps=steps,
@@ -176,7 +176,7 @@ async def _run(spec: Spec, auto: AutoSettings | None, decisions: list[dict[str, 
 def regret_of(case: Case, steps: int, seeds: int) -> dict[str, Any]:
     """All fixed choices and `auto` under each limit on one workload: trained tokens/s, pooled over the seeds."""
     row: dict[str, Any] = {"case": case.name, "rho": round(rho_of(case), 3), "fixed": {}, "auto": {}}
-    agentic = has_turns(case.demand, 0)
+    agentic = case.demand.has_turns
     for name, plain in FIXED.items():  # that KV is held for tool calls is no question any more
         choice = replace(plain, hold=True, finish_first=True) if agentic else plain
         row["fixed"][name] = pooled([fixed(case, choice, seed, steps) for seed in range(seeds)])

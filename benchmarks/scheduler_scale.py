@@ -70,7 +70,7 @@ class InTurns:
 
     def __init__(self, demand: Demand, count: int) -> None:
         self._demand, self._count = demand, count
-        self.prompt = demand.prompt
+        self.prompt, self.has_turns = demand.prompt, count > 1
 
     def length(self, seed: int, group: int, member: int, task: TaskKey = None) -> int:
         """At least a token a turn."""

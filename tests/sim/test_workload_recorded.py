@@ -49,7 +49,7 @@ def test_turns_and_prompts_are_the_recorded_ones():
 def test_a_rollout_without_tokens_makes_one():
     load = TraceWorkload(groups=((Recorded((Turn(0, 9, 2.0), Turn(0, 0, 0.0))),),))
     assert load.length(0, 0, 0) == 1
-    assert load.turns(0, 0, 0) == (Turn(1, 9, 2.0), Turn(0, 0, 0.0))
+    assert load.turns(0, 0, 0) == (Turn(1, 9, 2.0),)
 
 
 def test_what_cannot_be_is_refused():

@@ -26,6 +26,10 @@ class Learned:
     observation_tokens: int = 0
     tool_s: tuple[float, ...] = ()
 
+    @property
+    def has_turns(self) -> bool:
+        return self.turn_tokens > 0
+
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         return self.prompt_tokens
 
@@ -52,6 +56,10 @@ class Remembered:
         self._demand = demand
         self._lengths: dict[tuple[int, int, int, TaskKey], int] = {}
         self._turns: dict[tuple[int, int, int, TaskKey], tuple[Turn, ...]] = {}
+
+    @property
+    def has_turns(self) -> bool:
+        return self._demand.has_turns
 
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         return self._demand.prompt(seed, group, task)

@@ -82,10 +82,10 @@ class Returns:
         for entry in [entry for entry in self._pool.rollouts.values() if entry.doomed is not None]:
             self._bury(entry)
 
-    def finish(self, rollout: str, reason: FinishReason) -> None:
-        """A rollout has ended; off to the reward."""
+    def finish(self, rollout: str, reason: FinishReason, **took: float) -> None:
+        """A rollout has ended; off to the reward. `seconds`: what the environment took that ended it."""
         entry = self._pool.finish(rollout, reason, now())
-        self._tell("finish", rollout=rollout, group=entry.group_id, tokens=entry.tokens, reason=reason)
+        self._tell("finish", rollout=rollout, group=entry.group_id, tokens=entry.tokens, reason=reason, **took)
         self._calls.score(entry, entry.group.task)
 
     # -- engines ------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Returns:
         elif event.finished:
             entry.tool_seconds += event.seconds
             self._pool.add_tokens(entry.id, event.segments)
-            self.finish(entry.id, FinishReason.STOP)
+            self.finish(entry.id, FinishReason.STOP, seconds=event.seconds)
         else:
             self._pool.answered(entry.id, event.segments, event.seconds)
             self._memory.turns.call(event.seconds, sum(len(s) for s in event.segments))

@@ -118,14 +118,10 @@ class SimTools(Environment):
     def _answer(self, rollout: Rollout) -> tuple[float, Observation]:
         entry = self._plans.entries[rollout.id]
         ends, turns = self._plans.of(entry)
-        if entry.turns >= len(ends):
-            return 0.0, Observation((), done=True, seconds=0.0)
+        if entry.turns >= len(ends):  # what was called after the last token is waited for, and nobody reads it
+            seconds = turns[-1].tool_s if turns else 0.0
+            return seconds, Observation((), done=True, seconds=seconds)
         turn = turns[entry.turns - 1]
         count = turn.observation_tokens
         segments = one_segment(TokenKind.ENVIRONMENT, NO_VERSION, count) if count else ()
         return turn.tool_s, Observation(segments, done=False, seconds=turn.tool_s)
-
-
-def has_turns(demand: Demand, seed: int, look: int = 64) -> bool:
-    """Whether any of the first rollouts takes more than one turn."""
-    return any(len(demand.turns(seed, group, member, group)) > 1 for group in range(look) for member in range(4))

@@ -23,7 +23,7 @@ from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
 from gruppetto.sim.anew import written_anew
-from gruppetto.sim.demand import Plans, has_turns
+from gruppetto.sim.demand import Plans
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.failures import read_failures
 from gruppetto.sim.replay.read import read_trace
@@ -136,7 +136,7 @@ def spec_of(config: Config, demand: Demand) -> Spec:
     return Spec(
         settings=settings,
         policy=build_policy(config),
-        plans=Plans(demand, config.run.seed, turns=has_turns(demand, config.run.seed)),
+        plans=Plans(demand, config.run.seed, turns=demand.has_turns),
         model=engine_model(config),
         engines=config.engine.count,
         steps=config.run.steps,

@@ -32,7 +32,7 @@ from gruppetto.sim.replay.launched import launched
 from gruppetto.sim.replay.prices import Prices, Row, fit_prices, starts_of
 from gruppetto.sim.replay.read import read_trace
 from gruppetto.sim.replay.running import ORACLE
-from gruppetto.sim.replay.trace import Trace, TraceRollout
+from gruppetto.sim.replay.trace import ROUNDED_S, Trace, TraceRollout
 from gruppetto.sim.simulate import workload_of
 
 FEWEST = 10
@@ -40,6 +40,9 @@ FEWEST = 10
 
 PROMPT_TOKENS = 512
 SLOTS = 64
+TIMEOUT_S = 1e6
+"""No rollout of a trace of another system is given up: what it did is known."""
+
 UNGROUPED = 8
 """Rollouts of a group where the record knows no groups."""
 
@@ -133,6 +136,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
         "sim": {"workload": str(folder)},
     }
     tables["run"]["dir"] = str(folder.parent)
+    tables["rollout"] |= _patience(float(config["rollout"].get("timeout_s") or 0.0), found.longest_tool_s)
     known = f"{len(found.groups):,} tasks were taken; past them whole groups are drawn again"
     prompt = prices.prompt_tokens
     return Replay(
@@ -151,6 +155,11 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
         measured=folder,
         error=prices.error,
     )
+
+
+def _patience(timeout_s: float, longest_s: float) -> dict[str, float]:
+    """No tool is given up that the run waited for (or that all of a rollout's tools together make)."""
+    return {"timeout_s": 2 * longest_s} if longest_s > timeout_s + ROUNDED_S else {}
 
 
 def _gap_words(record: RunRecord) -> Iterator[str]:
@@ -230,7 +239,7 @@ def _of_trace(trace: Trace) -> Replay:
             *found.words,
         ),
         below={
-            "rollout": {"timeout_s": 1e6},
+            "rollout": {"timeout_s": max(TIMEOUT_S, 2 * found.longest_tool_s)},
             "engine": {"slots": SLOTS, "count": max(1, -(-batch * size // (2 * SLOTS)))},
         },
         above=above,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from gruppetto.data.base import TaskSource
@@ -15,17 +17,22 @@ from gruppetto.rng import seed_for
 from gruppetto.sim.demand import AGAIN
 from gruppetto.sim.replay.launched import Launched, LaunchedGroup
 from gruppetto.sim.workload.base import TaskKey, Turn
-from gruppetto.sim.workload.recorded import Recorded
+from gruppetto.sim.workload.recorded import Recorded, any_turns
 from gruppetto.types import Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayDemand:
     """`prompt_tokens` stands for prompts that the record does not know. A fresh start (members
     from `AGAIN` on) is the record's own where it has one, else another member of the same group."""
 
     launched: Launched
     prompt_tokens: int
+
+    @cached_property
+    def has_turns(self) -> bool:
+        groups = chain(self.launched.groups, self.launched.again.values())
+        return any_turns(rollout for group in groups for rollout in group.members)
 
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         tokens = self._recorded(seed, group, 0).prompt_tokens
@@ -35,10 +42,7 @@ class ReplayDemand:
         return max(1, self._recorded(seed, group, member).length)
 
     def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
-        recorded = self._recorded(seed, group, member)
-        if recorded.length:
-            return recorded.turns
-        return (recorded.turns[0]._replace(model_tokens=1), *recorded.turns[1:])
+        return self._recorded(seed, group, member).played
 
     def reward(self, seed: int, group: int, member: int) -> float | None:
         """What the record's rollout got; None where it does not say."""

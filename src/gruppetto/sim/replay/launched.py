@@ -5,22 +5,22 @@ is a lower bound, and leaving them out would leave out the longest ones. Their l
 above that bound (by name, so that it is always the same), and `Launched.words` says of how many. Turns, observations
 and tool times of our own runs come from the events.
 
-Promise: nothing else is made up; what the record does not hold is in `Trace.missing`.
+Promises: nothing else is made up; what the record does not hold is in `Trace.missing`. No recorded tool second is left
+out: where the record does not say after which turn a tool was called, its seconds pass after the last one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
-from gruppetto.record.explain.read import Event, read_run
+from gruppetto.record.explain.read import read_run
 from gruppetto.rng import seed_for
-from gruppetto.sim.replay.takes import Takes
-from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout
+from gruppetto.sim.replay.seen import Rollouts, Seen, read_events
+from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, seconds_untold
 from gruppetto.sim.workload.base import Turn
 from gruppetto.sim.workload.recorded import Recorded
 
@@ -43,20 +43,11 @@ class Launched:
     """Their tasks, where the record says which are the same in a later epoch."""
     words: tuple[str, ...] = ()
 
-
-@dataclass(slots=True)
-class _Seen:
-    """What the events of one rollout say: its model tokens so far; model tokens at the end of each turn; what each
-    answer of the environment took, and the context after it."""
-
-    tokens: int = 0
-    finished: bool = False
-    waits: list[int] = field(default_factory=list)
-    answers: list[tuple[float, int]] = field(default_factory=list)
-
-
-Rollouts = Mapping[tuple[int, int], _Seen]
-"""By (group, member)."""
+    @property
+    def longest_tool_s(self) -> float:
+        """Of one call."""
+        groups = chain(self.groups, self.again.values())
+        return max(turn.tool_s for group in groups for r in group.members for turn in r.turns)
 
 
 def launched(
@@ -72,7 +63,7 @@ def launched(
         groups: list[Sequence[TraceRollout]] = list(trace.groups())
         drawing = _Drawing(groups, {}, None)
         return Launched(groups=tuple(drawing.group(group) for group in groups), words=drawing.words)
-    seen, takes = _events(read_run(folder).events())
+    seen, takes = read_events(read_run(folder).events())
     recorded = {r.label: group for group in trace.groups() for r in group[:1]}
     first, again = takes.first, takes.again
     if not first:  # no events were written: groups are numbered in the order of launch
@@ -90,34 +81,6 @@ def launched(
     )
 
 
-def _events(events: Iterable[Event]) -> tuple[Rollouts, Takes]:
-    """What was seen of each rollout, and the groups in the order of launch."""
-    seen: dict[tuple[int, int], _Seen] = defaultdict(_Seen)
-    takes = Takes()
-    for event in events:
-        takes.take(event)
-        if event.rollout is not None and event.group is not None:
-            _book(seen[event.group, _member(event.rollout)], event)
-    return seen, takes
-
-
-def _book(one: _Seen, event: Event) -> None:
-    tokens = event.tokens
-    if event.kind in ("stop", "finish", "park"):
-        one.tokens = tokens or one.tokens
-        one.finished = event.kind == "finish"
-    elif event.kind == "wait" and tokens is not None:
-        one.waits.append(tokens)
-    elif event.kind == "observe" and tokens is not None:
-        one.answers.append((event.seconds or 0.0, tokens))
-
-
-def _member(rollout: str) -> int:
-    """Rollouts are called g<group>.<member>."""
-    digits = rollout.rpartition(".")[2]
-    return int(digits) if digits.isdecimal() else 0
-
-
 def _members(group: int, final: Sequence[TraceRollout], seen: Rollouts, size: int) -> list[TraceRollout]:
     """The members that the trace holds, and of the others what the events say."""
     known = {r.member: r for r in final}
@@ -127,7 +90,7 @@ def _members(group: int, final: Sequence[TraceRollout], seen: Rollouts, size: in
 
 
 def _unfinished(group: int, member: int, seen: Rollouts) -> TraceRollout:
-    one = seen.get((group, member), _Seen())
+    one = seen.get((group, member), Seen())
     ending = Ending.STOP if one.finished else Ending.ABORT
     return TraceRollout(group=group, member=member, tokens=one.tokens, ending=ending, label=str(group))
 
@@ -138,17 +101,20 @@ class _Drawing:
     def __init__(self, groups: Sequence[Sequence[TraceRollout]], seen: Rollouts, prompt: int | None) -> None:
         self._seen, self._usual_prompt = seen, prompt
         self._known = sorted(r.tokens for group in groups for r in group if r.ending is not Ending.ABORT and r.tokens)
-        self._cut = 0
+        self._cut = self._untold = 0
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How many were cut off."""
-        if not self._cut:
-            return ()
-        return (
+        """How many were cut off, and of how many nobody says when their tools were called."""
+        cut = (
             f"{self._cut:,} rollouts that were cut off (by the end of the run, or given up): their lengths are drawn "
-            "from the recorded ones that are longer than what they had made",
+            "from the recorded ones that are longer than what they had made"
         )
+        untold = (
+            f"tool seconds of {self._untold:,} rollouts, of which the record does not say after which turn: they pass "
+            "after the last one, before the rollout has finished and is scored"
+        )
+        return (*[cut] * bool(self._cut), *[untold] * bool(self._untold))
 
     def group(self, group: Sequence[TraceRollout]) -> LaunchedGroup:
         """A group with a length for each member."""
@@ -160,6 +126,9 @@ class _Drawing:
             if r.ending is Ending.ABORT:
                 length, self._cut = self._longer(r), self._cut + 1
             turns = _turns(r, length, self._seen.get((_group(r), r.member)), prompt)
+            if lost := seconds_untold(r.tool_s, turns):
+                self._untold += 1
+                turns = (*turns[:-1], turns[-1]._replace(tool_s=turns[-1].tool_s + lost))
             members.append(Recorded(turns, prompt if r.prompt_tokens is None else r.prompt_tokens))
         return LaunchedGroup(tuple(members), tuple(r.reward for r in group))
 
@@ -179,22 +148,20 @@ def _group(rollout: TraceRollout) -> int:
 def _prompt(group: Sequence[TraceRollout], seen: Rollouts) -> int | None:
     """Context beside model tokens after the first answer, the least of the group: the prompt, and what its shortest
     first answer had. None where the events know of no answer."""
-    members = [seen.get((_group(r), r.member)) for r in group]
-    least = [one.answers[0][1] - one.waits[0] for one in members if one is not None and one.answers and one.waits]
+    members = [one for r in group if (one := seen.get((_group(r), r.member))) is not None]
+    least = [beside for one in members if (beside := one.beside) is not None]
     return max(0, min(least)) if least else None
 
 
-def _turns(rollout: TraceRollout, length: int, one: _Seen | None, prompt: int | None) -> tuple[Turn, ...]:
+def _turns(rollout: TraceRollout, length: int, one: Seen | None, prompt: int | None) -> tuple[Turn, ...]:
     """The rollout turn by turn; what a cut-off one still had to make is its last turn."""
-    if rollout.turns is not None and rollout.ending is not Ending.ABORT:
-        return tuple(Turn(t.model_tokens, t.observation_tokens or 0, t.tool_s or 0.0) for t in rollout.turns)
-    if one is None or not one.answers:
-        return (Turn(max(1, length), 0, 0.0 if one else rollout.tool_s or 0.0),)
-    ends = [0, *one.waits[: len(one.answers)]]
-    beside = [prompt or 0, *(context - made for (_, context), made in zip(one.answers, one.waits, strict=False))]
-    parts = zip(pairwise(ends), pairwise(beside), one.answers, strict=False)
-    turns = [
-        Turn(after - before, max(0, more - less), seconds) for (before, after), (less, more), (seconds, _) in parts
-    ]
-    rest = length - ends[-1]
-    return (*turns, Turn(rest, 0, 0.0)) if rest > 0 else tuple(turns)
+    if one is None or rollout.turns is not None:
+        turns, open_ended = rollout.turns_told(), True
+    else:
+        turns, open_ended = tuple(one.turns(prompt or 0)), False
+    rest = length - sum(turn.model_tokens for turn in turns)
+    if rest <= 0 and turns:
+        return turns
+    if open_ended and turns and not any(turns[-1][1:]):  # it was cut off in this one
+        return (*turns[:-1], turns[-1]._replace(model_tokens=turns[-1].model_tokens + rest))
+    return (*turns, Turn(max(1, rest), 0, 0.0))

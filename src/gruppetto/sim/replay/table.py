@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from gruppetto.errors import UserError
 from gruppetto.sim.replay.endings import absent, ending_of
 from gruppetto.sim.replay.rows import Row
-from gruppetto.sim.replay.trace import Trace, TraceRollout, TraceTurn, number_groups, number_members
+from gruppetto.sim.replay.trace import ROUNDED_S, Trace, TraceRollout, TraceTurn, number_groups, number_members
 
 _NAMES = {
     "length": "length response_length response_tokens model_tokens gen_tokens generated_tokens completion_tokens "
@@ -102,13 +102,12 @@ class _Attempt:
         first, last, of = self.rows[0], self.rows[-1], self.columns
         turns = self._turns()
         finish = last.word(of.get("finish"))
-        tools = [t.tool_s for t in turns if t.tool_s is not None] if turns else []
         return TraceRollout(
             group=group,
             member=member,
             tokens=self._tokens(turns),
             turns=turns,
-            tool_s=math.fsum(tools) if tools else first.seconds(of.get("tool")),
+            tool_s=self._tool_s(turns),
             prompt_tokens=first.count(of.get("prompt")),
             reward=last.number(of.get("reward")),
             ending=ending_of(finish),
@@ -128,6 +127,19 @@ class _Attempt:
             raise row.error(f"{column} is no list of objects; write one object for each turn, at least one")
         items = [Row(f"{row.place} turn {number}", item) for number, item in enumerate(listed)]
         return tuple(_turn(item, find_columns(item.place, list(item.data), {})) for item in items)
+
+    def _tool_s(self, turns: tuple[TraceTurn, ...] | None) -> float | None:
+        """Of the whole rollout: its own column where it has one beside its turns, else what they add up to."""
+        known = [turn.tool_s for turn in turns or () if turn.tool_s is not None]
+        told = math.fsum(known) if known else None
+        row, column = self.rows[0], self.columns.get("tool")
+        whole = None if "turn" in self.columns else row.seconds(column)
+        if whole is None or told is None:
+            return told if whole is None else whole
+        over = told > whole + ROUNDED_S
+        if over or (len(known) == len(turns or ()) and told < whole - ROUNDED_S):
+            raise row.error(f"{column} = {whole:g}, but the tools of its turns take {told:g} s; correct one of them")
+        return whole
 
     def _tokens(self, turns: tuple[TraceTurn, ...] | None) -> int:
         row, column = self.rows[0], self.columns.get("length")

@@ -5,6 +5,7 @@ Promises: a field is None where the record is silent, never a made-up value; `Tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,9 @@ from gruppetto.sim.workload.base import Turn
 from gruppetto.sim.workload.fit import fit
 from gruppetto.sim.workload.generator import Workload
 from gruppetto.sim.workload.recorded import Order, Recorded, TraceWorkload
+
+ROUNDED_S = 1e-5
+"""Sums of seconds that differ by less are the same: records have them rounded."""
 
 
 class Ending(StrEnum):
@@ -63,6 +67,10 @@ class TraceRollout:
         """Its length is only a lower bound: cut off by a budget or from outside. None where the record does not say."""
         return None if self.ending is None else self.ending is not Ending.STOP
 
+    def turns_told(self) -> tuple[Turn, ...]:
+        """Its turns, with 0 for what the record does not say of them; empty where it knows of none."""
+        return tuple(Turn(t.model_tokens, t.observation_tokens or 0, t.tool_s or 0.0) for t in self.turns or ())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
@@ -93,13 +101,14 @@ class Trace:
         return summarise(self)
 
     def workload(self, order: Order = "bootstrap") -> TraceWorkload:
-        """The recorded rollouts as a workload. What the record does not hold counts as 0: observations, tool seconds.
-        Rollouts that made no token are left out.
+        """The recorded rollouts as a workload. What the record does not hold counts as 0: observations, tool seconds;
+        tool seconds that it has for no turn pass after the last one. Rollouts that made no token and called no tool
+        are left out.
 
         Raises `UserError` when lengths are not tokens, or none is left.
         """
         self._require_tokens()
-        kept = ([Recorded(_turns(r), r.prompt_tokens) for r in group if r.tokens] for group in self.groups())
+        kept = ([Recorded(_turns(r), r.prompt_tokens) for r in group if _did(r)] for group in self.groups())
         return TraceWorkload(groups=tuple(tuple(group) for group in kept if group), order=order)
 
     def fit(self, cap: int | None = None) -> Workload:
@@ -125,10 +134,20 @@ class Trace:
             )
 
 
+def _did(rollout: TraceRollout) -> bool:
+    return bool(rollout.tokens or rollout.tool_s)
+
+
+def seconds_untold(tool_s: float | None, turns: Sequence[Turn]) -> float:
+    """Of a rollout's tool seconds those that none of its turns has."""
+    lost = (tool_s or 0.0) - math.fsum(turn.tool_s for turn in turns)
+    return lost if lost > ROUNDED_S else 0.0
+
+
 def _turns(rollout: TraceRollout) -> tuple[Turn, ...]:
-    if rollout.turns is None:
-        return (Turn(rollout.tokens, 0, rollout.tool_s or 0.0),)
-    return tuple(Turn(t.model_tokens, t.observation_tokens or 0, t.tool_s or 0.0) for t in rollout.turns)
+    *before, last = rollout.turns_told() or (Turn(rollout.tokens, 0, 0.0),)
+    lost = seconds_untold(rollout.tool_s, (*before, last))
+    return (*before, last._replace(tool_s=last.tool_s + lost))
 
 
 def number_groups(keys: Sequence[object]) -> list[int]:

@@ -134,6 +134,7 @@ class Normal:
     lock_step: bool = False
     batch: int = 64
     members: int = 8
+    has_turns = True
 
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         return 1_000

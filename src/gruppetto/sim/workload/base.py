@@ -36,6 +36,11 @@ class Demand(Protocol):
     a fresh start in a long round): the attempts then share what is the prompt's and nothing else.
     """
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether any rollout may take more than one turn, or wait for a tool."""
+        ...
+
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         """Prompt tokens."""
         ...
@@ -45,7 +50,8 @@ class Demand(Protocol):
         ...
 
     def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
-        """The rollout turn by turn, at least one; their `model_tokens` sum to `length`."""
+        """The rollout turn by turn, at least one, each of a token or more; their `model_tokens` sum to `length`. The
+        tool of the last one is waited for before the rollout has finished; what it answers nobody reads."""
         ...
 
 

@@ -140,6 +140,10 @@ class Workload:
 
     # -- what a rollout asks for --------------------------------------------------------------------------------------
 
+    @property
+    def has_turns(self) -> bool:
+        return 0 < self.turn_tokens < self.cap
+
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         return self.prompt_tokens
 

@@ -8,8 +8,9 @@ Lengths are what was recorded: one that was cut off by a budget or an abort is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from gruppetto.errors import UserError
@@ -36,8 +37,36 @@ class Recorded:
         """Model tokens."""
         return sum(turn.model_tokens for turn in self.turns)
 
+    @property
+    def played(self) -> tuple[Turn, ...]:
+        """Its turns as an engine can make them, each of a token at least: one that made none is part of the one before
+        (the first of the next), and a rollout that made none makes one. No tool's second is lost by it."""
+        if all(turn.model_tokens for turn in self.turns):
+            return self.turns
+        first, *others = self.turns
+        kept = [first]
+        for turn in others:
+            if turn.model_tokens and kept[-1].model_tokens:
+                kept.append(turn)
+            else:
+                kept[-1] = _together(kept[-1], turn)
+        return tuple(turn if turn.model_tokens else turn._replace(model_tokens=1) for turn in kept)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+def _together(turn: Turn, other: Turn) -> Turn:
+    return Turn(
+        turn.model_tokens + other.model_tokens,
+        turn.observation_tokens + other.observation_tokens,
+        turn.tool_s + other.tool_s,
+    )
+
+
+def any_turns(rollouts: Iterable[Recorded]) -> bool:
+    """Whether one of them takes more than one turn, or waits for a tool."""
+    return any(len(rollout.turns) > 1 or rollout.turns[0].tool_s > 0 for rollout in rollouts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TraceWorkload:
     """Recorded groups as a workload. A rollout that made no token counts as one of 1 token.
 
@@ -64,6 +93,10 @@ class TraceWorkload:
 
     # -- what a rollout asks for --------------------------------------------------------------------------------------
 
+    @cached_property
+    def has_turns(self) -> bool:
+        return any_turns(rollout for group in self.groups for rollout in group)
+
     def prompt(self, seed: int, group: int, task: TaskKey = None) -> int:
         tokens = self._recorded(seed, group, 0, task).prompt_tokens
         return self.prompt_tokens if tokens is None else tokens
@@ -72,10 +105,7 @@ class TraceWorkload:
         return max(1, self._recorded(seed, group, member, task).length)
 
     def turns(self, seed: int, group: int, member: int, task: TaskKey = None) -> tuple[Turn, ...]:
-        recorded = self._recorded(seed, group, member, task)
-        if recorded.length:
-            return recorded.turns
-        return (recorded.turns[0]._replace(model_tokens=1), *recorded.turns[1:])
+        return self._recorded(seed, group, member, task).played
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,99 @@
+"""What the events of a run folder say of each rollout: its tokens, where its turns ended, what the environment took.
+
+Promise: no second that a rollout was seen to wait for its environment is left out. One that the record does not see
+answered (it ends there, or the rollout or its group was given up) has lasted until then at least, and counts that much.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gruppetto.record.explain.read import Event
+from gruppetto.sim.replay.takes import Takes
+from gruppetto.sim.workload.base import Turn
+
+
+@dataclass(slots=True)
+class Seen:
+    """One rollout: its model tokens so far; model tokens at the end of each turn; what each answer of the environment
+    took, and the context after it where that was said."""
+
+    tokens: int = 0
+    finished: bool = False
+    waits: list[int] = field(default_factory=list)
+    answers: list[tuple[float, int | None]] = field(default_factory=list)
+    since: float | None = None
+    """It waits for the environment since then."""
+
+    def book(self, event: Event) -> None:
+        """One event of this rollout."""
+        tokens = event.tokens
+        if event.kind in ("stop", "finish", "park"):
+            self.tokens = tokens or self.tokens
+            self.finished = event.kind == "finish"
+        if event.kind == "wait" and tokens is not None:
+            self.waits.append(tokens)
+            self.since = event.t
+        elif event.kind == "observe" and tokens is not None:
+            self.answers.append((event.seconds or 0.0, tokens))
+            self.since = None
+        elif event.kind in ("finish", "drop"):
+            self.until(event.t, event.seconds if event.kind == "finish" else None)
+
+    def until(self, t: float, seconds: float | None = None) -> None:
+        """It waits no more, or nobody saw it any longer; `seconds` that the wait took, where that was said."""
+        if self.since is not None:
+            self.answers.append((t - self.since if seconds is None else seconds, None))
+            self.since = None
+
+    @property
+    def beside(self) -> int | None:
+        """Context beside its model tokens after the first answer; None where there was none."""
+        context = self.answers[0][1] if self.answers and self.waits else None
+        return None if context is None else context - self.waits[0]
+
+    def turns(self, prompt: int) -> Iterator[Turn]:
+        """Those that have ended."""
+        made, beside = 0, prompt
+        for end, (seconds, context) in zip(self.waits, self.answers, strict=False):
+            grown = beside if context is None else context - end
+            yield Turn(end - made, max(0, grown - beside), seconds)
+            made, beside = end, grown
+
+
+Rollouts = Mapping[tuple[int, int], Seen]
+"""By (group, member)."""
+
+
+def read_events(events: Iterable[Event]) -> tuple[Rollouts, Takes]:
+    """What was seen of each rollout, and the groups in the order of launch."""
+    seen: dict[tuple[int, int], Seen] = defaultdict(Seen)
+    waiting: dict[int, dict[int, Seen]] = defaultdict(dict)
+    takes, last = Takes(), 0.0
+    for event in events:
+        takes.take(event)
+        last = event.t
+        if event.group is None:
+            continue
+        if event.rollout is not None:
+            member = member_of(event.rollout)
+            one = seen[event.group, member]
+            one.book(event)
+            if one.since is not None:
+                waiting[event.group][member] = one
+            elif event.group in waiting:
+                waiting[event.group].pop(member, None)
+        elif event.kind in ("drop", "ready"):  # who was still waiting was given up
+            for one in waiting.pop(event.group, {}).values():
+                one.until(event.t)
+    for one in (one for members in waiting.values() for one in members.values()):
+        one.until(last)
+    return dict(seen), takes
+
+
+def member_of(rollout: str) -> int:
+    """Rollouts are called g<group>.<member>."""
+    digits = rollout.rpartition(".")[2]
+    return int(digits) if digits.isdecimal() else 0
