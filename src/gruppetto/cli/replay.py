@@ -109,7 +109,7 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
     from gruppetto.config.loader import COMMAND_LINE
     from gruppetto.config.preflight import refuse_scheduler
     from gruppetto.config.toml import value_text
-    from gruppetto.sim.anew import refuse_taken
+    from gruppetto.sim.anew import refuse_source, refuse_taken
     from gruppetto.sim.compare import OF_THE_RECORD
 
     loaded = replay.config(name, files, _beneath(name, overrides))
@@ -118,7 +118,9 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
             said = f"{key} = {value_text(loaded.values()[key])} ({COMMAND_LINE})"
             raise UserError(f"{said}: the rollouts of a replay are those of {replay.trace.path}; leave it out")
     refuse_scheduler(loaded.config)
-    refuse_taken(Path(loaded.config.run.dir) / loaded.config.run.name)
+    target = Path(loaded.config.run.dir) / loaded.config.run.name
+    refuse_source(target, replay.trace.path)
+    refuse_taken(target)
     return loaded
 
 

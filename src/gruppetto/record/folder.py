@@ -203,6 +203,11 @@ class RunFolder(Recorder):
         return [file for file in (self._events, self._metrics, self._rollouts) if file is not None]
 
 
+def aside(path: Path) -> Path:
+    """Where a simulated run stands until it is whole and takes its name; what a kill interrupted stays there."""
+    return path.with_name(f".{path.name}.new")
+
+
 def refuse_existing(path: Path, *, resumes: bool = True) -> None:
     """Raises `UserError` when there is something where a new run is to be written, but for a run that never began.
     `resumes`: who asks could go on with a run that is there."""

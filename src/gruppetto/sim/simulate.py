@@ -22,7 +22,7 @@ from gruppetto.errors import UserError
 from gruppetto.presets import build_policy, loop_settings
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
-from gruppetto.sim.anew import written_anew
+from gruppetto.sim.anew import refuse_source, written_anew
 from gruppetto.sim.demand import Plans
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.failures import read_failures
@@ -51,8 +51,8 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
     check(config, demand)
     path = Path(config.run.dir) / config.run.name
     environment = {"simulated": True, "packages": {"gruppetto": __version__}}
-    with written_anew(path):
-        folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
+    with written_anew(path) as new:
+        folder = RunFolder.create(new, loaded.source_text, loaded.resolved(), environment)
         try:
             run_virtual(run(config, demand, folder))
         finally:
@@ -61,8 +61,11 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
 
 
 def check(config: Config, demand: Demand) -> None:
-    """Raises `UserError` for a scheduler, a failure or an engine that cannot be."""
+    """Raises `UserError` for a scheduler, a failure or an engine that cannot be, and for a run that would be written
+    over the rollouts it is made from."""
     build_policy(config)
+    if not known_by_name(config.sim.workload):
+        refuse_source(Path(config.run.dir) / config.run.name, config.sim.workload)
     read_failures(config.sim.failures, config.engine.count)
     prompt = max(demand.prompt(config.run.seed, group) for group in range(LOOKED_AT))
     needed = min(config.engine.context, prompt + config.rollout.max_tokens)
@@ -94,6 +97,11 @@ def workload_of(config: Config) -> Demand:
         )
     except UserError as error:
         raise UserError(f"[sim.lengths] with rollout.max_tokens as the cap: {error}") from error
+
+
+def known_by_name(workload: str) -> bool:
+    """Whether this is the name of a workload; else it is the path of recorded rollouts."""
+    return workload in PUBLISHED or workload in FAMILIES or workload == GENERATED
 
 
 def demand_of(workload: str) -> Demand:

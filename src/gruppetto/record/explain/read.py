@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gruppetto.errors import UserError
+from gruppetto.record.folder import aside
 
 S = TypeVar("S")
 
@@ -150,6 +151,11 @@ def _span(steps: Sequence[int]) -> list[str]:
     return [f"{steps[0]} to {steps[-1]}"] if len(steps) > 2 else [str(step) for step in steps]
 
 
+def _unfinished(path: Path) -> str:
+    """What a simulation has left that was killed, or is still being written."""
+    return f" ({aside(path)} holds a simulation that has not ended)" if path.name and aside(path).is_dir() else ""
+
+
 def _near(path: Path) -> str:
     """A run that is there: the latest one, else the one of the same folder that was written last."""
     if path.name != "latest":
@@ -162,7 +168,7 @@ def read_run(path: str | Path) -> RunRecord:
     """Raises `UserError` for what is no run folder, and for a run without a finished step."""
     path = Path(path)
     if not path.exists():
-        raise UserError(f"{path} does not exist; write the folder of a run, such as {_near(path)}")
+        raise UserError(f"{path} does not exist{_unfinished(path)}; write the folder of a run, such as {_near(path)}")
     config, metrics = path / "config.resolved.json", path / "metrics.jsonl"
     if not config.is_file() or not metrics.is_file():
         lacks = config.name if not config.is_file() else metrics.name

@@ -22,7 +22,7 @@ from gruppetto.record.folder import RunFolder
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.order import FixedOrder, OrderKey
 from gruppetto.scheduler.views import GroupView, RolloutView
-from gruppetto.sim.anew import written_anew
+from gruppetto.sim.anew import refuse_source, written_anew
 from gruppetto.sim.demand import AGAIN, Plans
 from gruppetto.sim.replay.demand import ReplayDemand, ReplayTasks
 from gruppetto.sim.simulate import spec_of
@@ -50,14 +50,15 @@ class LongestFirst(FixedOrder):
 def run_again(loaded: Loaded, demand: ReplayDemand, *, oracle: bool = False) -> Path:
     """To the end of the steps on virtual time; returns the run folder. `oracle`: new rollouts start longest first.
 
-    Raises `UserError` where a run that is none of virtual time stands there.
+    Raises `UserError` where a run that is none of virtual time stands there, or what is replayed.
     """
     config = loaded.config
     build_policy(config)
     path = Path(config.run.dir) / config.run.name
+    refuse_source(path, config.sim.workload)
     environment = {"simulated": True, "replay": True, "packages": {"gruppetto": __version__}}
-    with written_anew(path):
-        folder = RunFolder.create(path, loaded.source_text, loaded.resolved(), environment)
+    with written_anew(path) as new:
+        folder = RunFolder.create(new, loaded.source_text, loaded.resolved(), environment)
         try:
             run_virtual(_run(config, demand, folder, oracle))
         finally:
