@@ -5,7 +5,8 @@ Owns the presets: each is a named combination of the four choices, and any of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gruppetto.config.schema import Config, SchedulerSection
@@ -123,6 +124,29 @@ def compose(section: SchedulerSection) -> Composed:
         finish_first=chosen["finish_first"],
         max_parked_steps=chosen.get("max_parked_steps"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What a [scheduler] table stands for: the largest staleness of a trained token (None = nothing bounds it), and the
+    choices by the names of their settings. Of auto: its limits, and what it begins with."""
+
+    bound: int | None
+    settings: Mapping[str, Any]
+
+
+def in_force(table: Mapping[str, Any]) -> InForce | None:
+    """What a run's resolved [scheduler] table stands for; None where it is none of today's."""
+    given = {key: value for key, value in table.items() if value is not None}
+    try:
+        section = SchedulerSection.model_validate(given)
+        policy = compose(section)
+    except (ValueError, KeyError):
+        return None
+    if "type" not in given:
+        return None
+    begins = section.model_copy(update={"type": "layered"}) if section.type == "auto" else section
+    return InForce(policy.freshness.max_staleness, {"type": section.type, **choices(begins)})
 
 
 def _rounds(preset: str, chosen: dict[str, Any]) -> Rounds:

@@ -5,8 +5,10 @@ import tomllib
 import pytest
 
 from gruppetto.config.schema import Config
-from gruppetto.presets import build_policy
-from gruppetto.record.explain.advice import Measured, advise
+from gruppetto.presets import PRESETS, build_policy, in_force
+from gruppetto.record.explain import advice
+from gruppetto.record.explain.advice import Measured
+from gruppetto.record.explain.policy import Policy
 from gruppetto.scheduler.meter import CAUSES
 
 TAIL = {"tail": 0.5}
@@ -14,6 +16,15 @@ TAIL = {"tail": 0.5}
 
 def layered(**fields):
     return {"scheduler": {"type": "layered", **fields}}
+
+
+def of(config):
+    """The policy of a config, whose [scheduler] is sync where it has none."""
+    return Policy.of({"scheduler": {"type": "sync"}} | config, in_force)
+
+
+def advise(measured, config):
+    return advice.advise(measured, config, of(config))
 
 
 @pytest.mark.parametrize(
@@ -45,11 +56,11 @@ def layered(**fields):
     ],
 )
 def test_the_rules_and_the_lines_they_write(measured, config, expected):
-    advice = advise(measured, config)
-    tables = tomllib.loads("\n".join(advice[0].lines))
+    found = advise(measured, config)
+    tables = tomllib.loads("\n".join(found[0].lines))
     (table,) = tables.values()
     assert expected.items() <= table.items()
-    for entry in advice:
+    for entry in found:
         assert entry.why
         assert entry.price
         lines = tomllib.loads("\n".join(entry.lines))
@@ -85,3 +96,59 @@ def test_no_suggestion_censors():
                 for p99 in (None, 0.2):
                     for entry in advise(Measured(rho=rho, icc=0.5, p99_ratio=p99, failed=2, shares=shares), config):
                         assert not {'over_age = "drop"', 'type = "tail_batch"'} & set(entry.lines)
+
+
+# -- what a run allows ------------------------------------------------------------------------------------------------
+
+
+def scheduler(**fields):
+    return of({"scheduler": fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound"),
+    [
+        ({"type": "sync"}, 0),
+        ({"type": "partial"}, None),
+        ({"type": "partial", "max_staleness": 2}, 2),
+        ({"type": "windowed"}, 1),
+        ({"type": "async_bounded", "max_staleness": 1}, None),  # counts admissions, and waits for no age
+        ({"type": "async_bounded", "max_staleness": 1, "over_age": "mask"}, 1),
+        ({"type": "auto", "max_staleness": 3}, 3),
+        ({"type": "layered", "max_staleness": None}, 0),
+    ],
+)
+def test_what_a_run_allows_is_what_its_composition_enforces(fields, bound):
+    policy = scheduler(**fields)
+    assert (policy.known, policy.bound) == (True, bound)
+    asks = ["[scheduler]", 'type = "layered"', "max_staleness = 4"]
+    said = None if bound is None else f"it asks for max_staleness = 4, more than the {bound} that the run allows"
+    assert policy.beyond(asks) == said
+
+
+def test_every_preset_is_known():
+    assert all(scheduler(type=preset).known for preset in (*PRESETS, "auto"))
+
+
+@pytest.mark.parametrize("fields", [{}, {"type": "swift"}, {"type": "sync", "patience": 3}, {"max_staleness": 2}])
+def test_of_a_table_that_is_none_of_todays_nothing_is_claimed(fields):
+    policy = scheduler(**fields)
+    assert (policy.known, policy.on_policy, policy.allows_staleness) == (False, False, False)
+    said = "it asks for max_staleness = 1; what the run allows cannot be told from its record"
+    assert policy.beyond(["max_staleness = 1"]) == said
+    assert Policy.of({}, in_force) == Policy()
+
+
+def test_what_the_run_has_already_is_no_advice():
+    """The preset's own choices are the run's too."""
+    assert advise(Measured(shares={"kv_full": 0.3}), layered()) == []
+    assert advise(Measured(shares={"trainer": 0.3}), layered(max_staleness=1)) == []
+    masks = layered(max_staleness=1, over_age="mask", depth=2.0)
+    assert advise(Measured(rho=41, icc=0.05, shares=TAIL), masks) == []
+
+
+def test_more_staleness_is_no_advice_where_the_run_has_some():
+    for config in (layered(max_staleness=1), {"scheduler": {"type": "partial"}}):
+        found = advise(Measured(rho=41, shares=TAIL), config)
+        assert all("max_staleness = 1" in entry.lines for entry in found)
+    assert advise(Measured(rho=1.0, shares=TAIL), layered(max_staleness=1)) == []

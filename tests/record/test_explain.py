@@ -7,10 +7,16 @@ from record.run_folder import demo_run, events, lines, metrics, rollout_rows
 
 from gruppetto.cli.main import main
 from gruppetto.errors import UserError
-from gruppetto.record.explain import explain, sections, to_text
+from gruppetto.presets import in_force
+from gruppetto.record import explain as explained
+from gruppetto.record.explain import sections, to_text
 from gruppetto.record.explain.read import Event
 from gruppetto.record.explain.timeline import timelines
 from gruppetto.scheduler.meter import CAUSES
+
+
+def explain(run, step=None, replay=None):
+    return explained.explain(run, step, replay, in_force)
 
 
 @pytest.fixture
@@ -79,6 +85,20 @@ def test_command_prints_text_and_the_same_as_json(run, capsys, tmp_path):
     assert main(["explain", str(run), "--step", "1", "--json", str(tmp_path / "x.json")]) == 0
     assert capsys.readouterr().out == to_text(explain(run, 1))
     assert json.loads((tmp_path / "x.json").read_text())["steps"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "removed"),
+    [({"type": "sync"}, True), ({"type": "windowed"}, False), ({"type": "async_bounded"}, False), ({}, False)],
+)
+def test_a_step_of_staleness_is_offered_where_the_run_has_none(run, scheduler, removed):
+    (run / "config.resolved.json").write_text(json.dumps({"scheduler": scheduler, "rollout": {}}))
+    timed = {"schedule/critical_path_s": 8.0, "schedule/area_s": 8.0, "schedule/window_bound_s": 8.0}
+    lines(run / "metrics.jsonl", [metrics(1, **timed)])
+    text = to_text(explain(run))
+    assert "rho is 1.00: the tail is as long as 100% of all work at full speed." in text
+    assert ("one step of staleness removes most of that" in text) is removed
+    assert ("With staleness allowed, 8.00 s is what to compare with" in text) is ("type" in scheduler and not removed)
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

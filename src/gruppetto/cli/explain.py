@@ -32,11 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from gruppetto.presets import in_force
     from gruppetto.record.explain import explain, to_text
     from gruppetto.record.lines import to_json
 
     check_json(args.json)
-    explanation = explain(args.run_folder, args.step, None if args.no_replay else _replayer())
+    explanation = explain(args.run_folder, args.step, None if args.no_replay else _replayer(), in_force)
     if args.json != "-":
         print(to_text(explanation), end="", flush=True)
     if args.json is not None:

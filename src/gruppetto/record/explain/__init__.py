@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.record.explain import sections
-from gruppetto.record.explain.advice import Measured, advise, staleness_allowed
+from gruppetto.record.explain.advice import Measured, advise
 from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import gaps
 from gruppetto.record.explain.means import total
+from gruppetto.record.explain.policy import Compose, Policy
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
-from gruppetto.record.explain.replays import Candidate, beyond, candidates, join
+from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
 
@@ -40,11 +41,13 @@ WORST = 3
 """Steps of a whole run whose last rollouts are named."""
 
 
-def explain(run: str | Path, step: int | None = None, replay: Replayer | None = None) -> dict[str, Any]:
+def explain(
+    run: str | Path, step: int | None = None, replay: Replayer | None = None, compose: Compose | None = None
+) -> dict[str, Any]:
     """What held up a step, or all steps of a run. Seconds, shares in [0, 1], names as in metrics.jsonl.
 
     `replay` runs other schedules on the same rollouts (see `replays.join` for what it returns); asked for whole runs
-    only.
+    only. `compose` says what the run's [scheduler] stood for; without it nothing is claimed of what the run allows.
     Raises `UserError` for what is no run folder, for a run without a step and for a step that it does not have.
     """
     record = read_run(run)
@@ -52,10 +55,11 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
     worst = sorted(rows, key=_length, reverse=True)[:WORST]
     finals = {row["step"]: record.rollouts(row["step"]) for row in worst}
     found = timelines(record.events(), {row["step"] for row in worst})
-    allowed = staleness_allowed(record.config)
+    policy = Policy.of(record.config, compose)
     explanation: dict[str, Any] = {
         "run": os.fsencode(record.path).decode("utf-8", "replace"),  # a name of any bytes, as text that JSON can hold
         "scheduler": record.config.get("scheduler", {}),
+        "allows": {"known": policy.known, "max_staleness": policy.bound},
         "placement": record.config.get("run", {}).get("placement"),
         "steps": [row["step"] for row in rows],
         "seconds": total(rows, "time/step_s"),
@@ -66,7 +70,7 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
         ],
         "engine_seconds": sections.engine_seconds(rows, record.config),
         "engines": engines(record, {row["step"] for row in rows}),
-        "bound": sections.bound(rows, allowed),
+        "bound": sections.bound(rows, policy),
         "bias": sections.bias(rows[-1], rows),
         "dropped": sections.dropped(rows, record.before(rows[0]["step"]), record.errors(row["step"] for row in rows)),
         "staleness": sections.staleness(rows),
@@ -75,13 +79,13 @@ def explain(run: str | Path, step: int | None = None, replay: Replayer | None = 
     }
     measured = _measured(explanation)
     explanation["advice"] = [
-        {"why": advice.why, "lines": list(advice.lines), "price": advice.price, "beyond": beyond(advice.lines, allowed)}
-        for advice in advise(measured, record.config)
+        {"why": one.why, "lines": list(one.lines), "price": one.price, "beyond": policy.beyond(one.lines)}
+        for one in advise(measured, record.config, policy)
     ]
     if replay is None or step is not None:
         return explanation
     tried = candidates(explanation)
-    return join(explanation, replay(record.path, tried, record.rows), tried)
+    return join(explanation, replay(record.path, tried, record.rows), tried, policy)
 
 
 def _publishes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gruppetto.record.explain.policy import Policy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -39,14 +41,16 @@ class Advice:
     """Share of the engine-seconds that it is about; above 1 for what makes the run something else than it claims."""
 
 
-def advise(measured: Measured, config: Mapping[str, Any]) -> list[Advice]:
-    """The changes that the rules suggest, the weightiest first; empty where nothing is worth changing."""
+def advise(measured: Measured, config: Mapping[str, Any], policy: Policy) -> list[Advice]:
+    """The changes that the rules suggest, the weightiest first; empty where nothing is worth changing. What the run has
+    already is none."""
     found = [
         *(replace(advice, weight=2.0) for advice in _bias(measured, config)),
-        *(replace(advice, weight=measured.share("tail")) for advice in _tail(measured, config)),
-        *_other_causes(measured, config),
+        *(replace(advice, weight=measured.share("tail")) for advice in _tail(measured, policy)),
+        *_other_causes(measured, config, policy),
     ]
-    return sorted(found, key=lambda advice: -advice.weight)
+    fresh = [advice for advice in found if not policy.has(advice.lines, config)]
+    return sorted(fresh, key=lambda advice: -advice.weight)
 
 
 def _lines(table: str, **settings: object) -> tuple[str, ...]:
@@ -84,7 +88,7 @@ def _bias(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
         )
 
 
-def _tail(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+def _tail(measured: Measured, policy: Policy) -> Iterator[Advice]:
     """The slowest rollouts: what helps depends on rho and on the staleness that is allowed already."""
     rho = measured.rho
     if (
@@ -93,36 +97,40 @@ def _tail(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
         or (measured.excess is not None and measured.excess < 0.03 and rho < 1)
     ):
         return
-    k = staleness_allowed(config)
-    chi = rho / ((k or 0) + 1)
-    if k == 0:
-        yield from _on_policy(measured, rho, config)
+    k = policy.bound or 0
+    chi = rho / (k + 1)
+    if policy.on_policy:
+        yield from _on_policy(measured, rho, policy)
     if chi > 2:
         yield _mask(measured, k or 1, chi)
-        yield Advice(
-            why=f"a wide window lets the slowest rollouts (rho {rho:.1f}) span several steps, with nothing masked",
-            lines=_lines("scheduler", type="layered", max_staleness=max(4, 2 * (k or 0)), over_age="wait", depth=1.5),
-            price="tokens of the slowest rollouts are up to that many versions old; depth keeps most of them at 0 or 1",
-        )
-    elif k == 0:
+        if not policy.allows_staleness:
+            yield _wide_window(rho)
+    elif policy.on_policy:
         depth = 1.25 if rho <= 0.65 else 2.0
         yield Advice(
             why=f"at rho {rho:.2f} one step of staleness lets the next batch fill the slots that the tail leaves empty",
             lines=_lines("scheduler", type="layered", max_staleness=1, over_age="wait", depth=depth),
             price="some tokens are one version old (3 to 30 % at depth 1.25); nothing is dropped or masked",
         )
-    elif config.get("scheduler", {}).get("over_age") == "mask" and measured.masked > 0.1:
+    elif policy.settings.get("over_age") == "mask" and measured.masked > 0.1:
         yield Advice(
             why=f"rho / (k + 1) is {chi:.1f}: waiting loses little, and {measured.masked:.0%} of the tokens are masked",
-            lines=_lines("scheduler", over_age="wait", depth=1.25 if rho <= 0.5 else float((k or 0) + 1)),
+            lines=_lines("scheduler", over_age="wait", depth=1.25 if rho <= 0.5 else float(k + 1)),
             price="a batch may close a little later; nothing is masked any more",
         )
 
 
-def _on_policy(measured: Measured, rho: float, config: Mapping[str, Any]) -> Iterator[Advice]:
+def _wide_window(rho: float) -> Advice:
+    return Advice(
+        why=f"a wide window lets the slowest rollouts (rho {rho:.1f}) span several steps, with nothing masked",
+        lines=_lines("scheduler", type="layered", max_staleness=4, over_age="wait", depth=1.5),
+        price="tokens of the slowest rollouts are up to that many versions old; depth keeps most of them at 0 or 1",
+    )
+
+
+def _on_policy(measured: Measured, rho: float, policy: Policy) -> Iterator[Advice]:
     """What helps without any staleness."""
     icc = measured.icc or 0.0
-    scheduler = config.get("scheduler", {})
     if rho >= 2 and icc >= 0.6:
         yield Advice(
             why=f"ICC {icc:.2f}: a prompt's lengths are alike, so from the second epoch on the long ones are known "
@@ -130,7 +138,7 @@ def _on_policy(measured: Measured, rho: float, config: Mapping[str, Any]) -> Ite
             lines=_lines("scheduler", type="layered", defer_steps=10),
             price="strictly on-policy, nothing dropped; prompts that are long come in the order of their lengths",
         )
-    elif rho < 2 and icc >= 0.2 and scheduler.get("type") in ("sync", None):
+    elif rho < 2 and icc >= 0.2 and policy.settings.get("type") == "sync":
         yield Advice(
             why=f"ICC {icc:.2f}: the first finished rollout of a group tells how long the others are, and the longest "
             "can start first",
@@ -150,16 +158,14 @@ def _mask(measured: Measured, k: int, chi: float) -> Advice:
     )
 
 
-def _other_causes(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+def _other_causes(measured: Measured, config: Mapping[str, Any], policy: Policy) -> Iterator[Advice]:
     """What else engine-seconds went to, where it is worth a change."""
     share = measured.share
     reward, engine = config.get("reward", {}), config.get("engine", {})
     if share("tool") >= 0.1:
         yield Advice(
             why=f"{share('tool'):.0%} of the engine-seconds: slots of rollouts that were in a tool call",
-            lines=_lines(
-                "scheduler", type="layered", kv="hold", max_staleness=max(1, staleness_allowed(config) or 0), depth=1.25
-            ),
+            lines=_lines("scheduler", type="layered", kv="hold", max_staleness=max(1, policy.bound or 0), depth=1.25),
             price="other rollouts use the slots; some tokens are one version old",
             weight=share("tool"),
         )
@@ -184,12 +190,12 @@ def _other_causes(measured: Measured, config: Mapping[str, Any]) -> Iterator[Adv
             price="new rollouts start later, so that those that have begun keep their KV",
             weight=share("kv_full"),
         )
-    yield from _trainer(measured, config)
+    yield from _trainer(measured, config, policy)
 
 
-def _trainer(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
+def _trainer(measured: Measured, config: Mapping[str, Any], policy: Policy) -> Iterator[Advice]:
     colocated = config.get("run", {}).get("placement", "colocated") == "colocated"
-    if measured.share("trainer") >= 0.2 and not config.get("scheduler", {}).get("stream"):
+    if measured.share("trainer") >= 0.2 and not policy.settings.get("stream"):
         yield Advice(
             why=f"{measured.share('trainer'):.0%} of the engine-seconds: the engines waited for the trainer",
             lines=_lines("scheduler", stream=True),
@@ -206,11 +212,3 @@ def _trainer(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
             price="another batch size: half as many optimizer steps for the same rollouts",
             weight=between,
         )
-
-
-def staleness_allowed(config: Mapping[str, Any]) -> int | None:
-    """k of a run: what the config says, 0 for the strictly on-policy presets, None where nothing bounds it."""
-    scheduler = config.get("scheduler", {})
-    if scheduler.get("max_staleness") is not None:
-        return int(scheduler["max_staleness"])
-    return {"partial": None, "async_bounded": None, "windowed": 1}.get(scheduler.get("type", "sync"), 0)

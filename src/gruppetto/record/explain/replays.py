@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gruppetto.record.explain.advice import staleness_allowed
-
-_STALENESS = "max_staleness = "
+from gruppetto.record.explain.policy import Policy
 
 NOISE = 0.03
 """Gains below this are noise (our scheduling study)."""
@@ -65,7 +63,9 @@ def _lines(entry: str) -> tuple[str, ...]:
     return ("[scheduler]", f'type = "{preset}"', *(option.replace("=", " = ", 1) for option in options))
 
 
-def join(explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequence[Candidate]) -> dict[str, Any]:
+def join(
+    explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequence[Candidate], policy: Policy
+) -> dict[str, Any]:
     """The explanation with the replays in it.
 
     `outcome`: `steps`; `as_run` and `measured` (None: not known), figures of the run; `schedules`, figures by the
@@ -75,11 +75,10 @@ def join(explanation: Mapping[str, Any], outcome: Mapping[str, Any], tried: Sequ
     if "skipped" in outcome:
         return {**explanation, "replays": {"schedules": [], "says": [f"None: {outcome['skipped']}."]}}
     base = outcome["as_run"]
-    allowed = staleness_allowed({"scheduler": explanation["scheduler"]})
     found = [
         {
             **_schedule(replace(candidate, whole=candidate.name in outcome["in_place"]), outcome["schedules"], base),
-            "beyond": beyond(candidate.lines, allowed),
+            "beyond": policy.beyond(candidate.lines),
         }
         for candidate in tried
         if candidate.name in outcome["schedules"]
@@ -116,14 +115,6 @@ def _miss(base: Mapping[str, Any], measured: Mapping[str, Any] | None) -> float 
     """By what share the replay of the run as it was is off the measurement, in seconds or trained tokens a second."""
     pairs = [] if measured is None else [(base[name], measured.get(name)) for name in ("step_s", "tokens_per_s")]
     return max((abs(replayed / found - 1) for replayed, found in pairs if replayed and found), default=None)
-
-
-def beyond(lines: Sequence[str], allowed: int | None) -> str | None:
-    """In words, where the lines ask for more staleness than the run allows."""
-    asked = [int(line.removeprefix(_STALENESS)) for line in lines if line.startswith(_STALENESS)]
-    if not asked or allowed is None or asked[0] <= allowed:
-        return None
-    return f"it asks for {_STALENESS}{asked[0]}, more than the {allowed} that the run allows"
 
 
 def error_of(replays: Mapping[str, Any]) -> float:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from gruppetto.record.explain.means import Row, decided, mean, mean_of_tokens, of_batch, total, trained
+from gruppetto.record.explain.policy import Policy
 from gruppetto.record.explain.read import Event, RolloutRow
 from gruppetto.record.explain.timeline import StepTimeline
 
@@ -177,7 +178,7 @@ def _who(last: Mapping[str, Any]) -> str:
     return f"The last was {last['rollout']} with {last['tokens']:,} tokens{times}{extra}."
 
 
-def bound(rows: Sequence[Row], allowed: int | None) -> dict[str, Any]:
+def bound(rows: Sequence[Row], policy: Policy) -> dict[str, Any]:
     """Makespan against the least it could have been, and whether a scheduling policy could win."""
     sums = {name: total(rows, f"schedule/{name}_s") for name in ("makespan", "bound", "critical_path", "area")}
     known = [row for row in rows if row.get("perf/rho") is not None]
@@ -197,10 +198,10 @@ def bound(rows: Sequence[Row], allowed: int | None) -> dict[str, Any]:
         "icc": mean(rows, "schedule/icc"),
         "rates_error": rows[-1].get("perf/rates_error"),
     }
-    return found | {"says": [*_excess_words(found, rows, allowed), *_rho_words(rho), *_icc_words(found["icc"])]}
+    return found | {"says": [*_excess_words(found, rows, policy), *_rho_words(rho, policy), *_icc_words(found["icc"])]}
 
 
-def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], allowed: int | None) -> Iterable[str]:
+def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], policy: Policy) -> Iterable[str]:
     if found["excess"] is not None:
         yield (
             f"Generation took {found['makespan_s']:,.2f} s; no strictly on-policy schedule of these rollouts takes "
@@ -210,7 +211,7 @@ def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], allowed: int | 
         steps, least = total(rows, "schedule/decode_steps"), total(rows, "schedule/bound_steps")
         if steps and least:
             yield f"{steps:,.0f} decode steps, {steps / least - 1:+z.0%} over the least that any schedule needs."
-    if found["window_bound_s"] and allowed != 0:
+    if found["window_bound_s"] and policy.allows_staleness:
         yield (
             f"With staleness allowed, {found['window_bound_s']:,.2f} s is what to compare with (a heuristic, no bound)."
         )
@@ -218,7 +219,7 @@ def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], allowed: int | 
         yield f"The engines' speed was fitted with an error of {found['rates_error']:.0%}: the bound is as uncertain."
 
 
-def _rho_words(rho: float | None) -> Iterable[str]:
+def _rho_words(rho: float | None, policy: Policy) -> Iterable[str]:
     if rho is None:
         return
     if rho > 2:
@@ -229,10 +230,12 @@ def _rho_words(rho: float | None) -> Iterable[str]:
     elif rho < 0.15:
         yield f"rho is {rho:.2f}: throughput binds, not the tail; a scheduling policy can win little."
     else:
-        yield (
-            f"rho is {rho:.2f}: the tail is as long as {rho:.0%} of all work at full speed. In our study launch order "
-            f"was {fifo_excess(rho):.0%} above the bound here; one step of staleness removes most of that."
-        )
+        yield f"rho is {rho:.2f}: the tail is as long as {rho:.0%} of all work at full speed."
+        if policy.on_policy:
+            yield (
+                f"In our study launch order was {fifo_excess(rho):.0%} above the bound here; one step of staleness "
+                "removes most of that."
+            )
 
 
 def _icc_words(icc: float | None) -> Iterable[str]:
