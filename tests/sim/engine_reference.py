@@ -20,6 +20,9 @@ class Request:
     cached: int = 0
     in_block: bool = False
     sent: bool = False
+    group: int | None = None
+    prompt: int = 0
+    """Of its context, shared by all of its group."""
 
 
 class Reference:
@@ -40,7 +43,18 @@ class Reference:
 
     @property
     def kv(self):
+        """What the rows read."""
         return sum(r.context for r in self.running)
+
+    @property
+    def held(self):
+        """What is there: of a group's prompt one copy."""
+        groups = {r.group: r.prompt for r in self.running if r.group is not None}
+        alone = sum(r.context - (0 if r.group is None else r.prompt) for r in self.running)
+        return alone + sum(groups.values())
+
+    def _shared(self, row):
+        return row.prompt if row.group is not None and any(r.group == row.group for r in self.running) else 0
 
     # -- time
 
@@ -104,7 +118,7 @@ class Reference:
 
     def _begin(self, t):
         capacity = self.model.kv_capacity or 10**12
-        while len(self.running) > 1 and self.kv + len(self.running) > capacity:
+        while len(self.running) > 1 and self.held + len(self.running) > capacity:
             row = self.running.pop()
             self.count["preemptions"] += 1
             row.sent = False
@@ -113,11 +127,12 @@ class Reference:
         self.refused = False
         while self.waiting and len(self.running) < self.model.slots:
             row = self.waiting[0]
-            if self.running and self.kv + len(self.running) + row.context + 1 > capacity:
+            new = row.context - self._shared(row)
+            if self.running and self.held + len(self.running) + new + 1 > capacity:
                 self.refused = True
                 break
             self._admit(self.waiting.pop(0))
-        self._evict(capacity - self.kv - len(self.running))
+        self._evict(capacity - self.held - len(self.running))
         if not self.running:
             return
         prefill = self.debt * self.model.prefill_token_s * self.scale
@@ -137,7 +152,7 @@ class Reference:
             self.debt += row.context - cached
             row.in_block = True
         self.running.append(row)
-        self._evict((self.model.kv_capacity or 10**12) - self.kv - len(self.running))
+        self._evict((self.model.kv_capacity or 10**12) - self.held - len(self.running))
 
     def _price(self, row, cached):
         row.cached = cached
@@ -145,7 +160,7 @@ class Reference:
         self.count["prefill"] += row.context - cached
 
     def _cached(self, row):
-        return min(dict(self.idle).get(row.rid, 0), row.context)
+        return max(self._shared(row), min(dict(self.idle).get(row.rid, 0), row.context))
 
     def _evict(self, room):
         while sum(n for _, n in self.idle) > room and self.idle:
@@ -155,7 +170,7 @@ class Reference:
         tokens = row.cached if row.in_block else row.context
         if tokens:
             self.idle = [(rid, n) for rid, n in self.idle if rid != row.rid] + [(row.rid, tokens)]
-            self._evict((self.model.kv_capacity or 10**12) - self.kv)
+            self._evict((self.model.kv_capacity or 10**12) - self.held)
 
     def _send(self, row):
         if not self.model.prefill_elsewhere:
@@ -181,9 +196,9 @@ class Reference:
 
     # -- what happens to it
 
-    def arrive(self, rid, context, left, stops):
+    def arrive(self, rid, context, left, stops, group=None, prompt=0):
         self.count["arrivals"] += 1
-        row = Request(rid, context, left, stops, self.count["arrivals"])
+        row = Request(rid, context, left, stops, self.count["arrivals"], group=group, prompt=prompt)
         if not self._send(row):
             self.waiting.append(row)
         self.settle()
@@ -222,8 +237,8 @@ class Reference:
             self.idle = []
             if self.running:
                 self._abandon(len(self.running))
-                self.debt = self.kv
-                self.count["prefill"] += self.kv
+                self.debt = self.held
+                self.count["prefill"] += self.held
                 for row in self.running:
                     row.cached, row.in_block = 0, True
 
@@ -232,7 +247,7 @@ class Reference:
             self.doing[2] = self.time + (self.doing[2] - self.time) * factor / self.scale
         self.scale = factor
 
-    def held(self, rid):
+    def kept(self, rid):
         for row in self.running:
             if row.rid == rid:
                 return row.cached if row.in_block else row.context

@@ -27,9 +27,12 @@ MODELS = st.builds(
     kv_capacity=st.sampled_from([0, 20, 30, 40, 60]),
     move_token_s=st.sampled_from([0.0, 0.01]),
     prefill_elsewhere=st.sampled_from([False, False, False, True]),
+    shares_prompts=st.booleans(),
     speculation=st.sampled_from([(), ((1, 2.5, 1.25), (3, 1.5, 1.25))]),
 )
 RIDS = [f"r{i}" for i in range(6)]
+PROMPTS = (4, 7)
+"""Of the first three and of the others."""
 WAIT = st.one_of(st.just(0.0), st.floats(0.001, 8), st.sampled_from([0.25, 0.5, 1.0, 2.0, 10.0]))
 ARRIVAL = st.tuples(st.just("arrive"), st.sampled_from(RIDS), st.integers(0, 12), st.integers(1, 30), st.booleans())
 VERBS = st.one_of(
@@ -48,7 +51,11 @@ class Play:
 
     def __init__(self, model, keep):
         self.engine = SimEngine(
-            "e", model=model, length_of=lambda r: self.lengths[r.rid], kv_on_swap="keep" if keep else "recompute"
+            "e",
+            model=model,
+            length_of=lambda r: self.lengths[r.rid],
+            kv_on_swap="keep" if keep else "recompute",
+            prompt_of=(lambda r: self.prompt(r.rid)) if model.shares_prompts else None,
         )
         self.reference = Reference(model, keep)
         self.lengths, self.contexts, self.made = {}, {}, Counter()
@@ -70,10 +77,16 @@ class Play:
         self.compare()
         self.at_the_end()
 
+    @staticmethod
+    def prompt(rid):
+        group = RIDS.index(rid) // 3
+        return group, PROMPTS[group]
+
     async def arrive(self, rid, grows, tokens, stops):
         if rid in self.reference.live() or (rid in self.futures and not self.futures[rid].done()):
             return
-        context = self.contexts.get(rid, 1) + grows
+        group, prompt = self.prompt(rid) if self.engine.model.shares_prompts else (None, 1)
+        context = self.contexts.get(rid, prompt) + grows
         self.lengths[rid] = self.made[rid] + (tokens if stops else tokens + 5)
         self.reference.done.pop(rid, None)
         sampling = Sampling(max_tokens=tokens)
@@ -81,7 +94,7 @@ class Play:
         future = self.engine.submit(request)
         future.add_done_callback(lambda f: self.came_back(rid, context, f.result()))
         self.futures[rid] = future
-        self.reference.arrive(rid, context, tokens, stops)
+        self.reference.arrive(rid, context, tokens, stops, group, prompt)
 
     def came_back(self, rid, context, result):
         self.contexts[rid] = context + result.num_tokens
@@ -128,7 +141,7 @@ class Play:
         stats, ref = self.engine.stats(), self.reference
         ref.advance(now())
         assert (stats.running, stats.waiting) == (len(ref.running), len(ref.waiting) + len(ref.side))
-        assert (stats.version, stats.kv_tokens) == (ref.version, ref.kv)
+        assert (stats.version, stats.kv_tokens) == (ref.version, ref.held)
         assert stats.decode_steps_total == ref.count["steps"]
         assert stats.decode_tokens_total == ref.count["tokens"]
         assert stats.prefill_tokens_total == ref.count["prefill"]
@@ -142,7 +155,7 @@ class Play:
         assert stats.paused_s == pytest.approx(ref.seconds["paused"], **near)
         assert stats.kv_wait_row_s == pytest.approx(ref.seconds["kv_wait"], **near)
         for rid in RIDS:
-            assert self.engine.held(rid) == ref.held(rid), rid
+            assert self.engine.held(rid) == ref.kept(rid), rid
         assert self.engine.idle_kv == sum(n for _, n in ref.idle)
         capacity = self.engine.model.kv_capacity
         if capacity and len(ref.running) > 1:
@@ -182,6 +195,7 @@ def busy_play(seed):
         kv_capacity=draw.choice([30, 60, 90]),
         move_token_s=draw.choice([0.0, 0.02]),
         prefill_elsewhere=draw.random() < 0.3,
+        shares_prompts=draw.random() < 0.5,
     )
     script = []
     for _ in range(60):

@@ -267,6 +267,8 @@ class SimSection(Section):
     """Seconds to prefill one token, during which the engine does not decode."""
     prefill_elsewhere: bool = False
     """Prefill runs on machines of its own."""
+    shares_prompts: bool = False
+    """Rollouts of a group that run together on an engine hold and prefill their prompt once, as with a prefix cache."""
     kv_tokens: Annotated[int, Field(ge=0)] = 0
     """KV capacity of an engine in tokens; 0 = unlimited."""
     kv_on_swap: Literal["keep", "recompute"] = "recompute"

@@ -57,6 +57,8 @@ class EngineModel:
     """Of a weight swap at the engine itself, beyond what the channel takes."""
     prefill_elsewhere: bool = False
     """A separate prefill side works first come, first served; prefill does not hold up decoding here."""
+    shares_prompts: bool = False
+    """Rows of one group that run together hold and prefill their prompt once."""
     speculation: tuple[tuple[int, float, float], ...] = ()
     """(from so many rows on, accepted tokens a step, step time as a multiple), rows ascending."""
 

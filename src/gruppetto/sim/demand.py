@@ -94,6 +94,11 @@ class Plans:
         ends = self.of(entry)[0]
         return ends[min(entry.turns, len(ends) - 1)]
 
+    def prompt(self, request: GenerateRequest) -> tuple[int, int]:
+        """The group that a request's prompt is shared by, and the prompt's tokens."""
+        group = self.entries[request.rid].group
+        return group.id, group.prompt
+
     def _drawn(self, launch: int, key: int, member: int) -> Plan | int:
         if not self.turns:
             return self.demand.length(self._seed, launch, member, key)

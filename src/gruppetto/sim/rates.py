@@ -20,7 +20,7 @@ class ModelRates:
 
     @property
     def shares_prompts(self) -> bool:
-        return False  # a simulated engine keeps KV by rollout
+        return self.model.shares_prompts
 
     @property
     def prefill_s(self) -> float:
@@ -41,7 +41,8 @@ class ModelRates:
 
     def area_s(self, tokens: int, kv_steps: float, prefill_tokens: int) -> float:
         model = self.model
-        steps = max(tokens / model.slots, kv_steps / model.kv_capacity if model.kv_capacity else 0.0)
+        counted = model.kv_capacity > 0 and not model.shares_prompts  # else `kv_steps` has what is there once
+        steps = max(tokens / model.slots, kv_steps / model.kv_capacity if counted else 0.0)
         experts = (model.read_s(model.slots) - model.weights_s) / model.slots  # of one row, at least: reads are concave
         read = model.weights_s * steps + experts * tokens + model.kv_token_s * kv_steps
         compute = model.compute_row_s * tokens

@@ -180,6 +180,7 @@ def engine_model(config: Config) -> EngineModel:
         prefill_token_s=sim.prefill_token_s,
         kv_capacity=sim.kv_tokens,
         prefill_elsewhere=sim.prefill_elsewhere,
+        shares_prompts=sim.shares_prompts,
         speculation=EngineModel.speculating(
             {int(rows): (made, cost) for rows, (made, cost) in sim.speculation.items()}
         ),

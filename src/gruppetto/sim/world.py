@@ -67,11 +67,13 @@ class World:
     @classmethod
     def of(cls, spec: Spec, recorder: Recorder) -> World:
         """Stages and loop, not started."""
+        plans = spec.plans
         engines = [
             SimEngine(
                 f"engine-{index}",
                 model=spec.model,
-                length_of=spec.plans.turn_end,
+                length_of=plans.turn_end,
+                prompt_of=plans.prompt if spec.model.shares_prompts else None,
                 context=spec.settings.context,
                 kv_on_swap=spec.kv_on_swap,
             )
@@ -81,10 +83,10 @@ class World:
             share_kv(engines)
         rates = ModelRates(spec.model, len(engines))
         reward = SimReward(spec.score_of, spec.trainer.score_s)
-        source = SimTasks(spec.plans.demand, spec.seed, size=spec.tasks)
-        tools = SimTools(spec.plans) if spec.plans.turns else None
+        source = SimTasks(plans.demand, spec.seed, size=spec.tasks)
+        tools = SimTools(plans) if plans.turns else None
         loop = RolloutLoop(spec.settings, spec.policy, engines, reward, source, recorder, tools)
-        spec.plans.entries = loop.pool.rollouts
+        plans.entries = loop.pool.rollouts
         loop.pool.rates = rates
         colocated = spec.settings.colocated
         stages = Stages(

@@ -24,6 +24,7 @@ from gruppetto.engines.base import EngineFinish
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.sim.engine.meters import Meters
 from gruppetto.sim.engine.prefill_side import PrefillSide
+from gruppetto.sim.engine.prompts import SharedPrompts
 from gruppetto.sim.engine.rows import GONE, WAITING, IdleKV, Row
 
 NEVER = math.inf
@@ -31,7 +32,6 @@ SLACK_S = 2e-9
 """A boundary counts as reached this much before its time: an event loop fires timers early by its resolution."""
 SLACK = 4e-15
 """The same as a share of the time since the clock's zero: rounding of sums."""
-
 
 NOTHING, PREFILL, DECODE = 0, 1, 2
 """What an engine is in the middle of."""
@@ -52,7 +52,8 @@ class Clockwork:
         self.steps = 0
         """Decode steps so far."""
         self.kv = 0
-        """Context tokens of the running rows."""
+        """Context tokens of the running rows, which each of them reads at a step."""
+        self.prompts = SharedPrompts()
         self.swaps: list[tuple[int, int]] = [(0, 0)]
         """(decode steps when it was committed, version), ascending."""
         self.frozen = False
@@ -81,6 +82,11 @@ class Clockwork:
     def begin_at(self, now: float) -> None:
         """The clock's first reading."""
         self._since = self._seen = now
+
+    @property
+    def kv_held(self) -> int:
+        """KV tokens of the running rows, a prompt that siblings share once."""
+        return self.kv - self.prompts.spared
 
     @property
     def next_due(self) -> float:
@@ -161,8 +167,8 @@ class Clockwork:
         self.idle.clear()
         if self.running:
             self._abandon(now, len(self.running))
-            self._missing = self.kv
-            self.meters.prefill_tokens += self.kv
+            self._missing = self.kv_held
+            self.meters.prefill_tokens += self._missing
             for row in self.running.values():
                 row.cached, row.block = 0, self._blocks
 
@@ -208,10 +214,9 @@ class Clockwork:
         """At a boundary: makes room, lets rows in, and begins a prefill block or a decode step."""
         self._since = at
         model, running = self.model, self.running
-        capacity, rows = model.kv_capacity, len(running)
-        if capacity and rows > 1 and self.kv + rows > capacity:
+        capacity, rows, self._blocked = model.kv_capacity, len(running), False
+        if capacity and rows > 1 and self.kv - self.prompts.spared + rows > capacity:
             self._preempt(capacity, at)
-        self._blocked = False
         if self.waiting and len(running) < model.slots:
             self._admit(at)
         rows = len(running)
@@ -234,36 +239,33 @@ class Clockwork:
         waiting, running, capacity, slots = self.waiting, self.running, self.model.kv_capacity, self.model.slots
         while waiting and len(running) < slots:
             rid, row = waiting.popitem(last=False)
-            if capacity and running and self.kv + len(running) + row.context + 1 > capacity:
+            shared = 0 if row.group is None else self.prompts.here(row)
+            if capacity and running and self.kv_held + len(running) + row.context - shared + 1 > capacity:
                 waiting[rid] = row
                 waiting.move_to_end(rid, last=False)
                 self._blocked, self._seen = True, at
                 return
-            cached = min(self.idle.take(rid), row.context)
+            cached = max(shared, min(self.idle.take(rid), row.context))
             if not row.sent:
-                self._take_prefill(row, cached)
+                row.cached = self.meters.took_in(row.context, cached)
                 self._missing += row.context - cached
                 row.block = self._blocks
             self._orders += 1
             row.begin, row.order, row.swap = self.steps, self._orders, len(self.swaps) - 1
             running[rid] = row
             self.kv += row.context
+            if row.group is not None:
+                self.prompts.add(row)
             heappush(self._ends, (self.steps + row.left, row.order, row))
-            if capacity and self.idle.total:
-                self._evict(len(running))
-
-    def _take_prefill(self, row: Row, cached: int) -> None:
-        row.cached = cached
-        self.meters.cached_tokens += cached
-        self.meters.prefill_tokens += row.context - cached
+            self._evict(len(running))
 
     def _preempt(self, capacity: int, at: float) -> None:
         """The rows admitted last give way until one more step of the others fits."""
         running = self.running
-        while len(running) > 1 and self.kv + len(running) > capacity:
+        while len(running) > 1 and self.kv_held + len(running) > capacity:
             rid, row = running.popitem()
             made = row.cut(self.steps, self.swaps)
-            self.kv -= row.context + made
+            self._let_go(row, row.context + made)
             row.context += made
             row.left -= made
             row.order, row.sent = WAITING, False
@@ -277,15 +279,20 @@ class Clockwork:
         in_block = self._in_block(row)
         held = row.context + row.cut(self.steps, self.swaps)
         del self.running[row.rid]
-        self.kv -= held
+        self._let_go(row, held)
         self.idle.put(row.rid, row.cached if in_block else held)
         self._evict(0)  # one that had the engine to itself may have held more than fits
 
+    def _let_go(self, row: Row, held: int) -> None:
+        self.kv -= held
+        if row.group is not None:
+            self.prompts.remove(row)
+
     def _evict(self, more: int) -> None:
         """Idle KV gives way to what the rows hold and `more` tokens."""
-        capacity = self.model.kv_capacity
-        if capacity and self.idle.total + self.kv + more > capacity:
-            self.idle.shrink(capacity - self.kv - more)
+        room = self.model.kv_capacity - self.kv + self.prompts.spared - more
+        if self.model.kv_capacity and self.idle.total > room:
+            self.idle.shrink(room)
 
     def _in_block(self, row: Row) -> bool:
         return bool(self._missing) and row.block == self._blocks
@@ -297,7 +304,7 @@ class Clockwork:
             heappop(ends)
         ahead = ends[0][0] - self.steps
         if model.kv_capacity and rows > 1:
-            ahead = min(ahead, (model.kv_capacity - self.kv) // rows)
+            ahead = min(ahead, (model.kv_capacity - self.kv + self.prompts.spared) // rows)
         if self.waiting and rows < model.slots and not self._blocked:
             ahead = 1 if first else 0
         self._ahead = ahead
@@ -372,9 +379,9 @@ class Clockwork:
 
     def _send(self, row: Row, at: float) -> bool:
         """Sends a row to the prefill side; False where nothing of it is missing."""
-        cached = min(self.idle.held(row.rid), row.context)
+        cached = max(self.prompts.here(row), min(self.idle.held(row.rid), row.context))
         missing = row.context - cached
-        self._take_prefill(row, cached)
+        row.cached = self.meters.took_in(row.context, cached)
         row.sent = True
         if missing:
             self._side.send(row, missing, at, self.scale)

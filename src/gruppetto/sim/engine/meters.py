@@ -33,6 +33,12 @@ class Meters:
             self._batch_steps[rows] = self._batch_steps.get(rows, 0) + steps
             self.tokens += steps * rows
 
+    def took_in(self, context: int, cached: int) -> int:
+        """A row came in with `cached` tokens of its context here, which it returns; the others are prefilled."""
+        self.cached_tokens += cached
+        self.prefill_tokens += context - cached
+        return cached
+
     def batches(self) -> tuple[Mapping[int, int], Mapping[int, float]]:
         """Decode steps and decode seconds by live rows, as they are now."""
         self._shared = True

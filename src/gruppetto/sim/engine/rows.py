@@ -51,14 +51,23 @@ class Row:
     """One request. Two numbers on the engine's count of decode steps say what it has made: `begin` and now."""
 
     __slots__ = (
-        "begin", "block", "cached", "context", "future", "left", "made",
-        "order", "parts", "rid", "sent", "stops", "swap",
+        "begin", "block", "cached", "context", "future", "group", "left", "made",
+        "order", "parts", "prompt", "rid", "sent", "stops", "swap",
     )  # fmt: skip
 
     def __init__(
-        self, rid: str, future: asyncio.Future[GenerateResult] | None, left: int, stops: bool, context: int
+        self,
+        rid: str,
+        future: asyncio.Future[GenerateResult] | None,
+        left: int,
+        stops: bool,
+        context: int,
+        group: int | None = None,
+        prompt: int = 0,
     ) -> None:
         self.rid, self.future = rid, future
+        self.group, self.prompt = group, prompt
+        """Its first `prompt` tokens are those of all rows of this group; None: it shares them with nobody."""
         self.left = left
         """Tokens it has still to make, counted from `begin`."""
         self.stops = stops

@@ -31,6 +31,9 @@ from gruppetto.weights.base import Bucket
 _NO_STEPS: Mapping[int, int] = {}
 _NO_SECONDS: Mapping[int, float] = {}
 
+PromptOf = Callable[[GenerateRequest], tuple[int, int]]
+"""Whose prompt a request begins with, and the tokens of that."""
+
 LengthOf = Callable[[GenerateRequest], int]
 """Model tokens the whole rollout has made where this call stops by itself (those already `made` included)."""
 
@@ -38,6 +41,7 @@ LengthOf = Callable[[GenerateRequest], int]
 class SimEngine(Engine):
     """`length_of` decides where a call stops; `model` what everything costs; the rest is arithmetic.
 
+    With `prompt_of` the rows of a group share their prompt's KV, and its prefill.
     Without a `model` the engine has `slots`, a decode step of `base_s + rows * row_s`, and prefill and KV for free.
     """
 
@@ -52,11 +56,12 @@ class SimEngine(Engine):
         base_s: float = 1.0,
         row_s: float = 0.0,
         kv_on_swap: Literal["keep", "recompute"] = "recompute",
+        prompt_of: PromptOf | None = None,
     ) -> None:
         self.name = name
         self.capabilities = Capabilities(keep_kv_on_pause=True, context=context)
         self.model = model or EngineModel(slots=slots, base_s=base_s, row_s=row_s)
-        self._length_of = length_of
+        self._length_of, self._prompt_of = length_of, prompt_of
         self._clockwork = Clockwork(self.model, keep_on_swap=kv_on_swap == "keep")
         self._here: dict[str, Row] = {}
         self._entering: list[Row] = []
@@ -87,6 +92,8 @@ class SimEngine(Engine):
         budget = request.sampling.max_tokens
         future: asyncio.Future[GenerateResult] = loop.create_future()
         row = Row(rid, future, min(left, budget), left <= budget, len(request.token_ids))
+        if self._prompt_of is not None:
+            row.group, row.prompt = self._prompt_of(request)
         self._here[rid] = row
         self._entering.append(row)
         if self._turn_due is None:  # one turn for all that come in at the same instant
@@ -224,7 +231,7 @@ class SimEngine(Engine):
             running=len(work.running),
             waiting=len(self._here) - len(work.running),
             slots=self.model.slots,
-            kv_tokens=work.kv,
+            kv_tokens=work.kv_held,
             kv_capacity=self.model.kv_capacity,
             decode_steps_total=work.steps,
             decode_tokens_total=meters.tokens,
