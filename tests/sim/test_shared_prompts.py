@@ -1,4 +1,4 @@
-"""`sim.shares_prompts`: of a group's prompt an engine holds and prefills one copy for the rollouts that run together."""
+"""`sim.shares_prompts`: an engine holds and prefills a prompt once for the rollouts of its group that run together."""
 
 import json
 
