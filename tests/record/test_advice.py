@@ -9,6 +9,7 @@ from gruppetto.presets import PRESETS, build_policy, in_force
 from gruppetto.record.explain import advice
 from gruppetto.record.explain.advice import Measured
 from gruppetto.record.explain.policy import Policy
+from gruppetto.record.explain.trainer import Trainer
 from gruppetto.scheduler.meter import CAUSES
 
 TAIL = {"tail": 0.5}
@@ -51,7 +52,7 @@ def advise(measured, config):
         (Measured(shares={"tool": 0.2}), {}, {"kv": "hold", "max_staleness": 1}),
         (Measured(shares={"queue": 0.2}), {"engine": {"admit_batch": 4}}, {"admit_batch": 1}),
         (Measured(shares={"kv_full": 0.2}), {}, {"kv": "hold"}),
-        (Measured(shares={"trainer": 0.3}), {}, {"stream": True}),
+        (Measured(shares={"trainer": 0.3, "tail": 0.1}), {}, {"stream": True}),
         (Measured(shares={"sync": 0.1}), {"rollout": {"prompts_per_step": 8}}, {"prompts_per_step": 16}),
     ],
 )
@@ -152,3 +153,63 @@ def test_more_staleness_is_no_advice_where_the_run_has_some():
         found = advise(Measured(rho=41, shares=TAIL), config)
         assert all("max_staleness = 1" in entry.lines for entry in found)
     assert advise(Measured(rho=1.0, shares=TAIL), layered(max_staleness=1)) == []
+
+
+# -- the trainer ------------------------------------------------------------------------------------------------------
+
+
+def beside(computed, waited, engines_waited, tail=0.0, colocated=False, **measured):
+    """Engines and trainer: shares of the steps' seconds, and of the engine-seconds."""
+    trainer = Trainer(
+        computed=computed,
+        waited=waited,
+        engines_waited=engines_waited,
+        engines_empty=engines_waited + tail,
+        colocated=colocated,
+    )
+    return Measured(shares={"trainer": engines_waited, "tail": tail}, trainer=trainer, **measured)
+
+
+def lines_of(measured, config):
+    return [entry.lines[1:] for entry in advise(measured, config)]
+
+
+def test_where_the_trainer_is_the_bottleneck_no_schedule_is_advice():
+    """Neither streaming nor order nor staleness: more trainer, or fewer engines."""
+    for scheduler in (layered(max_staleness=1), {"scheduler": {"type": "sync"}}, {"scheduler": {"type": "partial"}}):
+        found = advise(beside(0.97, 0.01, 0.6, tail=0.3, rho=5.0, icc=0.9), scheduler | {"engine": {"count": 8}})
+        assert [(entry.lines, entry.saves) for entry in found] == [(("[engine]", "count = 4"), 4)]
+        assert "a trainer 2.5 times as fast would still have batches" in found[0].why
+        assert "4 of 8 engines are enough" in found[0].why
+
+
+@pytest.mark.parametrize("engine", [{"count": 1}, {"count": 8, "urls": ["http://a"]}])
+def test_without_an_engine_to_spare_there_are_no_lines(engine):
+    (entry,) = advise(beside(0.97, 0.01, 0.6), layered(max_staleness=1) | {"engine": engine})
+    assert (entry.lines, entry.saves) == ((), 0)
+    assert "times as fast would still have batches" in entry.why
+
+
+def test_slots_that_its_full_pool_keeps_empty_are_the_trainers_too():
+    (entry,) = advise(beside(0.95, 0.0, 0.02, tail=0.3, rho=1.0), layered(max_staleness=1) | {"engine": {"count": 4}})
+    assert (entry.lines, entry.why) == ((), "only a faster trainer makes these steps shorter")
+    assert advise(beside(0.95, 0.0, 0.02, tail=0.05), layered(max_staleness=1)) == []  # both are busy
+
+
+def test_streaming_is_advice_where_the_trainer_waits_for_a_tail():
+    stream, staleness = ("stream = true",), ("max_staleness = 1", 'over_age = "wait"', "depth = 2")
+    assert lines_of(beside(0.5, 0.4, 0.5), {}) == [stream, ('type = "layered"', *staleness)]
+    assert lines_of(beside(0.5, 0.4, 0.5), layered(max_staleness=1)) == []  # streams, and has its staleness
+    assert lines_of(beside(0.3, 0.6, 0.3, colocated=True), {}) == [()]
+    assert lines_of(beside(0.3, 0.6, 0.3, tail=0.1, colocated=True), {}) == [stream, ()]
+    assert lines_of(beside(0.3, 0.6, 0.3, tail=0.1, colocated=True), layered()) == [()]
+
+
+def test_the_same_lines_are_advised_once():
+    found = lines_of(beside(0.5, 0.4, 0.5, tail=0.2, rho=1.0, icc=0.0), {})
+    assert len(found) == len(set(found)) == 2
+
+
+def test_a_trainer_that_shares_its_machines_would_shorten_the_step_by_its_part():
+    (entry,) = advise(beside(0.6, 0.3, 0.6, colocated=True), {})
+    assert "one twice as fast would make a step 30% shorter" in entry.why

@@ -57,7 +57,7 @@ def _schedule(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     slots = sum(row["slot_steps/total"] for row in metrics)
     tail = sum(row["slot_steps/tail"] for row in metrics)
     admission = sum(row["slot_steps/admission"] for row in metrics)
-    found = in_seconds([MetricsRow(row, Path("metrics.jsonl")) for row in metrics], None)
+    found = in_seconds([MetricsRow(row, Path("metrics.jsonl")) for row in metrics])
     excess = found["excess"]
     rows = [
         ("decode steps / least any schedule needs", f"{steps:,} / {bound:,}"),

@@ -20,6 +20,7 @@ from gruppetto.record.explain.read import RunRecord, lacking, read_run
 from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
+from gruppetto.record.explain.trainer import Trainer, measure, section
 
 EXPECTED = (
     "engine_s/total",
@@ -56,6 +57,9 @@ def explain(
     finals = {row["step"]: record.rollouts(row["step"]) for row in worst}
     found = timelines(record.events(), {row["step"] for row in worst})
     policy = Policy.of(record.config, compose)
+    engine_seconds = sections.engine_seconds(rows, record.config)
+    shares = {entry["cause"]: entry["share"] for entry in engine_seconds["causes"]}
+    trainer = measure(rows, shares, record.config.get("run", {}).get("placement"))
     explanation: dict[str, Any] = {
         "run": os.fsencode(record.path).decode("utf-8", "replace"),  # a name of any bytes, as text that JSON can hold
         "scheduler": record.config.get("scheduler", {}),
@@ -68,19 +72,26 @@ def explain(
         "held_up": [
             sections.held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst
         ],
-        "engine_seconds": sections.engine_seconds(rows, record.config),
+        "engine_seconds": engine_seconds,
+        "trainer": section(trainer),
         "engines": engines(record, {row["step"] for row in rows}),
-        "bound": sections.bound(rows, policy),
+        "bound": sections.bound(rows, policy, trainer),
         "bias": sections.bias(rows[-1], rows),
         "dropped": sections.dropped(rows, record.before(rows[0]["step"]), record.errors(row["step"] for row in rows)),
         "staleness": sections.staleness(rows),
         "publishes": _publishes(record, rows),
         "replays": None,
+        "withdrawn": [],
     }
-    measured = _measured(explanation)
     explanation["advice"] = [
-        {"why": one.why, "lines": list(one.lines), "price": one.price, "beyond": policy.beyond(one.lines)}
-        for one in advise(measured, record.config, policy)
+        {
+            "why": one.why,
+            "lines": list(one.lines),
+            "price": one.price,
+            "saves": one.saves,
+            "beyond": policy.beyond(one.lines),
+        }
+        for one in advise(_measured(explanation, shares, trainer), record.config, policy)
     ]
     if replay is None or step is not None:
         return explanation
@@ -101,7 +112,7 @@ def _length(row: Mapping[str, Any]) -> float:
     return float(seconds)
 
 
-def _measured(explanation: Mapping[str, Any]) -> Measured:
+def _measured(explanation: Mapping[str, Any], shares: Mapping[str, float], trainer: Trainer | None) -> Measured:
     return Measured(
         rho=explanation["bound"]["rho"],
         icc=explanation["bound"]["icc"],
@@ -109,7 +120,8 @@ def _measured(explanation: Mapping[str, Any]) -> Measured:
         masked=explanation["dropped"]["waste"]["masked_share"] or 0.0,
         p99_ratio=explanation["bias"]["p99_ratio"],
         failed=explanation["dropped"]["rollouts"].get("failed", 0),
-        shares={entry["cause"]: entry["share"] for entry in explanation["engine_seconds"]["causes"]},
+        shares=shares,
+        trainer=trainer,
     )
 
 

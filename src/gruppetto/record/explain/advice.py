@@ -1,7 +1,8 @@
 """What to change in run.toml, from what was measured: the rules of the scheduling study, in words and lines.
 
 Promises: a suggestion names the rule's figures, the exact lines to write, and what they cost (staleness, gradient, bias
-or another batch size); nothing that censors is ever suggested. Rules are a prior: a simulation of the run decides.
+or another batch size); nothing that censors is ever suggested, nothing that the run has already, and no more staleness
+where the trainer is the bottleneck. Rules are a prior: a simulation of the run decides.
 Source: our scheduling study, sections 3 to 6.
 """
 
@@ -12,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gruppetto.record.explain.policy import Policy
+from gruppetto.record.explain.trainer import IDLE, WAITS, Trainer
+
+MORE_TRAINER = "more machines for the trainer, or faster ones"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class Measured:
     p99_ratio: float | None = None
     failed: int = 0
     shares: Mapping[str, float] = field(default_factory=dict)
+    trainer: Trainer | None = None
 
     def share(self, cause: str) -> float:
         return self.shares.get(cause, 0.0)
@@ -32,13 +37,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One change: why, the table of run.toml and its lines, and the price."""
+    """One change: why, the table of run.toml and its lines (none where no setting does it), and the price."""
 
     why: str
     lines: tuple[str, ...]
     price: str
     weight: float = 0.0
     """Share of the engine-seconds that it is about; above 1 for what makes the run something else than it claims."""
+    saves: int = 0
+    """Engines that do as well without; what it gains is then no more tokens."""
 
 
 def advise(measured: Measured, config: Mapping[str, Any], policy: Policy) -> list[Advice]:
@@ -49,8 +56,9 @@ def advise(measured: Measured, config: Mapping[str, Any], policy: Policy) -> lis
         *(replace(advice, weight=measured.share("tail")) for advice in _tail(measured, policy)),
         *_other_causes(measured, config, policy),
     ]
-    fresh = [advice for advice in found if not policy.has(advice.lines, config)]
-    return sorted(fresh, key=lambda advice: -advice.weight)
+    weighty = sorted(found, key=lambda advice: -advice.weight)
+    first = {advice.lines or (advice.why,): advice for advice in reversed(weighty)}  # the same lines once
+    return [advice for advice in weighty if advice in first.values() and not policy.has(advice.lines, config)]
 
 
 def _lines(table: str, **settings: object) -> tuple[str, ...]:
@@ -91,6 +99,8 @@ def _bias(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
 def _tail(measured: Measured, policy: Policy) -> Iterator[Advice]:
     """The slowest rollouts: what helps depends on rho and on the staleness that is allowed already."""
     rho = measured.rho
+    if measured.trainer is not None and measured.trainer.binds:
+        return
     if (
         rho is None
         or measured.share("tail") < 0.05
@@ -194,21 +204,68 @@ def _other_causes(measured: Measured, config: Mapping[str, Any], policy: Policy)
 
 
 def _trainer(measured: Measured, config: Mapping[str, Any], policy: Policy) -> Iterator[Advice]:
-    colocated = config.get("run", {}).get("placement", "colocated") == "colocated"
-    if measured.share("trainer") >= 0.2 and not policy.settings.get("stream"):
-        yield Advice(
-            why=f"{measured.share('trainer'):.0%} of the engine-seconds: the engines waited for the trainer",
-            lines=_lines("scheduler", stream=True),
-            price="none: gradients of finished groups are summed while the tail runs, one optimizer step at the end",
-            weight=measured.share("trainer"),
-        )
+    """Engines that wait for the trainer: what helps depends on whether the trainer waits for them too."""
+    trainer, share = measured.trainer, measured.share("trainer")
+    if trainer is not None and trainer.binds:
+        yield _fewer_engines(trainer, config, share)
+    elif share >= 0.2:
+        yield from _in_turns(measured, trainer, policy)
     between = measured.share("sync") + measured.share("switch")
     if between >= 0.1:
         groups = int(config.get("rollout", {}).get("prompts_per_step", 16))
-        memory = " and memory changing hands" if colocated else ""
+        memory = " and memory changing hands" if measured.share("switch") else ""
         yield Advice(
             why=f"{between:.0%} of the engine-seconds: weights on their way{memory}",
             lines=_lines("rollout", prompts_per_step=2 * groups),
             price="another batch size: half as many optimizer steps for the same rollouts",
             weight=between,
+        )
+
+
+def _fewer_engines(trainer: Trainer, config: Mapping[str, Any], share: float) -> Advice:
+    engine = config.get("engine", {})
+    count = int(engine.get("count", 1))
+    enough = trainer.engines_enough(count)
+    faster = f"a trainer {trainer.times_faster:.1f} times as fast would still have batches to train on"
+    if trainer.engines_waited < IDLE:
+        faster = "only a faster trainer makes these steps shorter"
+    if enough == count or engine.get("urls"):
+        return Advice(why=faster, lines=(), price=MORE_TRAINER, weight=share)
+    return Advice(
+        why=f"{faster}; at the speed that it has, {enough} of {count} engines are enough",
+        lines=_lines("engine", count=enough),
+        price="as many trained tokens a second from fewer engines, for as long as the trainer is no faster",
+        weight=share,
+        saves=count - enough,
+    )
+
+
+def _in_turns(measured: Measured, trainer: Trainer | None, policy: Policy) -> Iterator[Advice]:
+    """Engines and trainer wait for each other."""
+    share, said = measured.share("trainer"), f"{measured.share('trainer'):.0%} of the engine-seconds"
+    beside = trainer is not None and not trainer.colocated
+    has_time = trainer is not None and trainer.waited > WAITS if beside else measured.share("tail") >= 0.05
+    none = "none" if beside else "engines that are done change hands one by one"
+    if policy.known and not policy.settings.get("stream") and has_time:
+        yield Advice(
+            why=f"{said}: the engines waited for the trainer, which had waited for the last rollouts of the batch",
+            lines=_lines("scheduler", stream=True),
+            price=f"{none}: gradients of finished groups are summed while the tail runs, one optimizer step at the end",
+            weight=share,
+        )
+    if beside and policy.on_policy:
+        yield Advice(
+            why=f"{said}: the engines waited for the trainer, though it has machines of its own; one step of staleness "
+            "lets both run at once",
+            lines=_lines("scheduler", type="layered", max_staleness=1, over_age="wait", depth=2.0),
+            price="some tokens are one version old; nothing is dropped or masked",
+            weight=share,
+        )
+    if trainer is not None and trainer.colocated:
+        yield Advice(
+            why=f"{said}: the engines waited for the trainer; one twice as fast would make a step "
+            f"{trainer.computed / 2:.0%} shorter, and no scheduling policy makes that part shorter",
+            lines=(),
+            price=MORE_TRAINER,
+            weight=share,
         )

@@ -72,3 +72,6 @@ class Policy:
             if any(present.get(key) != value for key, value in wanted.items()):
                 return False
         return bool(lines)
+
+
+UNKNOWN = Policy()

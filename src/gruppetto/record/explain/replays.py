@@ -2,8 +2,8 @@
 
 Pure: who runs the replays hands the figures in. Promises: gains are against the replay of the run as it was, never
 against what was measured, so that an error of the fitted prices is on both sides; a gain below what the replay misses
-the measurement by is called that, and no advice; nothing that censors is put forward, and what asks for more staleness
-than the run allows says so.
+the measurement by is called that, and advice whose replay gains no more is withdrawn; nothing that censors is put
+forward, and what asks for more staleness than the run allows says so.
 """
 
 from __future__ import annotations
@@ -47,15 +47,23 @@ class Candidate:
 
 
 def candidates(explanation: Mapping[str, Any]) -> list[Candidate]:
-    """What to try: what the rules suggest for [scheduler], and `ENTRIES`."""
+    """What to try: what the rules suggest for [scheduler] and for the number of engines, and `ENTRIES`."""
     advised = [
-        Candidate(f"suggestion {number}", tuple(entry["lines"]), whole=False)
-        for number, entry in enumerate(explanation["advice"], start=1)
-        if entry["lines"][0] == "[scheduler]"
+        Candidate(_name(entry["lines"]), tuple(entry["lines"]), whole=False)
+        for entry in explanation["advice"]
+        if entry["lines"][:1] == ["[scheduler]"] or entry["saves"]
     ]
     entries = [Candidate(entry.replace('"', ""), _lines(entry), whole=True) for entry in ENTRIES]
     known = [set(candidate.lines) for candidate in advised]
     return [*advised, *(entry for entry in entries if set(entry.lines) not in known)]
+
+
+def _name(lines: Sequence[str]) -> str:
+    """Lines as an entry of `--compare` has them."""
+    table, *settings = (line.replace(" = ", "=", 1).replace('"', "") for line in lines)
+    if table != "[scheduler]":
+        return ":".join(f"{table.strip('[]')}.{setting}" for setting in settings)
+    return ":".join(setting.removeprefix("type=") for setting in settings)
 
 
 def _lines(entry: str) -> tuple[str, ...]:
@@ -83,11 +91,8 @@ def join(
         for candidate in tried
         if candidate.name in outcome["schedules"]
     ]
-    by_name = {entry["name"]: entry for entry in found}
-    advice = [
-        {**entry, "replay": by_name.get(f"suggestion {number}")}
-        for number, entry in enumerate(explanation["advice"], start=1)
-    ]
+    by_lines = {tuple(entry["lines"]): entry for entry in found}
+    advice = [{**entry, "replay": by_lines.get(tuple(entry["lines"]))} for entry in explanation["advice"]]
     replays = {
         "miss": _miss(base, outcome["measured"]),
         "steps": outcome["steps"],
@@ -95,7 +100,19 @@ def join(
         "as_run": base,
         "schedules": found,
     }
-    return {**explanation, "advice": advice, "replays": {**replays, "says": list(_words(replays))}}
+    error = error_of(replays)
+    return {
+        **explanation,
+        "advice": [entry for entry in advice if _holds(entry, error)],
+        "withdrawn": [entry for entry in advice if not _holds(entry, error)],
+        "replays": {**replays, "says": list(_words(replays))},
+    }
+
+
+def _holds(advice: Mapping[str, Any], error: float) -> bool:
+    """Its replay gains, or loses nothing with fewer engines; or there is none."""
+    replay = advice["replay"]
+    return replay is None or is_worth_it(replay, error) or (advice["saves"] > 0 and replay["gained"] >= -error)
 
 
 def _schedule(candidate: Candidate, schedules: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,10 +152,11 @@ def is_worth_it(entry: Mapping[str, Any], error: float = NOISE) -> bool:
 
 
 def _words(replays: Mapping[str, Any]) -> Iterator[str]:
-    base, measured, steps = replays["as_run"], replays["measured"], replays["steps"]
+    base, measured = replays["as_run"], replays["measured"]
     beside = "" if measured is None else f" (measured: {measured['step_s']:,.3g} s)"
     yield (
-        f"The same rollouts again on virtual time, {steps} steps. As it was: {base['step_s']:,.3g} s a step{beside}, "
+        f"The same rollouts again on virtual time, steps {base['first_step']} to {base['last_step']} of "
+        f"{base['run_steps']}. As it was: {base['step_s']:,.3g} s a step{beside}, "
         f"{base['tokens_per_s']:,.0f} trained tokens/s."
     )
     error = error_of(replays)

@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from gruppetto.record.explain.means import Row, decided, mean, mean_of_tokens, of_batch, total, trained
-from gruppetto.record.explain.policy import Policy
+from gruppetto.record.explain.policy import UNKNOWN, Policy
 from gruppetto.record.explain.read import Event, RolloutRow
 from gruppetto.record.explain.timeline import StepTimeline
+from gruppetto.record.explain.trainer import Trainer
 
 MEANING = {
     "decode": "slots that made tokens",
@@ -33,6 +34,9 @@ MEANING = {
 
 NAMED = 3
 """Errors that are named, the most frequent ones."""
+
+WORTH = 0.03
+"""Excess from which on there is something to win: what is less is noise (our scheduling study)."""
 
 FIFO_EXCESS = (
     (0.08, 0.05),
@@ -178,7 +182,7 @@ def _who(last: Mapping[str, Any]) -> str:
     return f"The last was {last['rollout']} with {last['tokens']:,} tokens{times}{extra}."
 
 
-def bound(rows: Sequence[Row], policy: Policy) -> dict[str, Any]:
+def bound(rows: Sequence[Row], policy: Policy = UNKNOWN, trainer: Trainer | None = None) -> dict[str, Any]:
     """Makespan against the least it could have been, and whether a scheduling policy could win."""
     sums = {name: total(rows, f"schedule/{name}_s") for name in ("makespan", "bound", "critical_path", "area")}
     known = [row for row in rows if row.get("perf/rho") is not None]
@@ -198,7 +202,8 @@ def bound(rows: Sequence[Row], policy: Policy) -> dict[str, Any]:
         "icc": mean(rows, "schedule/icc"),
         "rates_error": rows[-1].get("perf/rates_error"),
     }
-    return found | {"says": [*_excess_words(found, rows, policy), *_rho_words(rho, policy), *_icc_words(found["icc"])]}
+    words = [*_excess_words(found, rows, policy), *_rho_words(found, policy, trainer), *_icc_words(found["icc"])]
+    return found | {"says": words}
 
 
 def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], policy: Policy) -> Iterable[str]:
@@ -219,23 +224,27 @@ def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], policy: Policy)
         yield f"The engines' speed was fitted with an error of {found['rates_error']:.0%}: the bound is as uncertain."
 
 
-def _rho_words(rho: float | None, policy: Policy) -> Iterable[str]:
+def _rho_words(found: Mapping[str, Any], policy: Policy, trainer: Trainer | None) -> Iterable[str]:
+    """What rho says of the choices that could win; beside a trainer that binds, none can."""
+    rho, excess = found["rho"], found["excess"]
     if rho is None:
         return
+    binds = trainer is not None and trainer.binds
     if rho > 2:
-        yield (
-            f"rho is {rho:.1f}: the slowest rollout alone takes that many times what all work takes at full speed. No "
-            "order of the queue helps (0 to 3 %); staleness, masking or shorter answers do."
-        )
+        yield f"rho is {rho:.1f}: the slowest rollout alone takes that many times what all work takes at full speed."
+        if not binds:
+            yield "No order of the queue helps (0 to 3 %); staleness, masking or shorter answers do."
     elif rho < 0.15:
         yield f"rho is {rho:.2f}: throughput binds, not the tail; a scheduling policy can win little."
     else:
         yield f"rho is {rho:.2f}: the tail is as long as {rho:.0%} of all work at full speed."
-        if policy.on_policy:
+        if policy.on_policy and not binds and (excess is None or excess >= WORTH):
             yield (
                 f"In our study launch order was {fifo_excess(rho):.0%} above the bound here; one step of staleness "
                 "removes most of that."
             )
+    if binds:
+        yield "Neither another order nor more staleness makes steps shorter while the trainer is the bottleneck."
 
 
 def _icc_words(icc: float | None) -> Iterable[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gruppetto.record.explain.read import step_words
-from gruppetto.record.explain.replays import NOISE, best, error_of, gain_words, is_worth_it
+from gruppetto.record.explain.replays import NOISE, best, error_of, gain_words
 
 LISTED = 3
 """Last rollouts that are listed of a step."""
@@ -21,6 +21,7 @@ def to_text(explanation: Mapping[str, Any]) -> str:
         _title(explanation),
         *_held_up(explanation["held_up"]),
         _engine_seconds(explanation["engine_seconds"]),
+        _section("The trainer", explanation["trainer"]),
         _section("Engines", explanation["engines"]),
         _section("The least it could have taken", explanation["bound"]),
         _section("Length bias", explanation["bias"]),
@@ -28,7 +29,7 @@ def to_text(explanation: Mapping[str, Any]) -> str:
         _section("Staleness", explanation["staleness"]),
         _section("Weights to the engines", explanation["publishes"]),
         _replays(explanation["replays"]),
-        _advice(explanation["advice"], explanation["engine_seconds"]["total_s"], explanation["replays"]),
+        _advice(explanation),
         _missing(explanation["missing"]),
     ]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
@@ -88,7 +89,7 @@ def _replays(replays: Mapping[str, Any] | None) -> Iterator[str]:
     yield from (f"  {entry['name']:<{width}}  {gain_words(entry)}" for entry in schedules)
     top = best(replays) if schedules else None
     if top is not None:
-        where = "in place of the table [scheduler]" if top["whole"] else f"{top['name']} below"
+        where = "in place of the table [scheduler]" if top["whole"] else "over what [scheduler] has"
         yield f"  The most trained tokens a second{_asking(top)}: in run.toml, {where}:"
         yield from (f"       {line}" for line in top["lines"])
 
@@ -98,30 +99,36 @@ def _asking(change: Mapping[str, Any]) -> str:
     return f" ({change['beyond']})" if change["beyond"] else ""
 
 
-def _advice(
-    advice: Sequence[Mapping[str, Any]], has_causes: object, replays: Mapping[str, Any] | None
-) -> Iterator[str]:
+def _advice(explanation: Mapping[str, Any]) -> Iterator[str]:
     yield "What to change"
-    compared = replays if replays and replays["schedules"] else None
-    error = error_of(compared) if compared else NOISE
-    if not advice and compared and (top := best(compared)):
-        yield f"  The rules suggest nothing; of what was replayed, {top['name']} gains most, as its lines above say."
-    elif not advice:
-        yield "  Nothing that the rules know of." if has_causes else "  The record says too little to tell."
-    for number, entry in enumerate(advice, start=1):
-        replay = entry.get("replay")
-        if replay and not is_worth_it(replay, error):
-            gains = "is within the replay's error" if is_worth_it(replay) else "gains nothing here"
-            yield f"  {number}. The rules suggest {', '.join(entry['lines'][1:])}; its replay {gains}:"
-            yield f"     {gain_words(replay)}."
-            continue
-        why = entry["why"][:1].upper() + entry["why"][1:]
+    yield from _nothing(explanation)
+    for number, entry in enumerate(explanation["advice"], start=1):
+        replay, why = entry.get("replay"), entry["why"][:1].upper() + entry["why"][1:]
         whole = ", in place of the table [scheduler]" if replay and replay["whole"] else ""
-        yield f"  {number}. {why}. In run.toml{whole}{_asking(entry)}:"
+        yield f"  {number}. {why}." + (f" In run.toml{whole}{_asking(entry)}:" if entry["lines"] else "")
         yield from (f"       {line}" for line in entry["lines"])
         yield f"     Price: {entry['price']}."
         if replay:
             yield f"     In a replay: {gain_words(replay)}."
+    if explanation["withdrawn"]:
+        names = ", ".join(entry["replay"]["name"] for entry in explanation["withdrawn"])
+        error = error_of(explanation["replays"])
+        more = "nothing" if error == NOISE else "no more than its error"
+        yield f"  Suggested by the rules and not put forward, since its replay gains {more}: {names}."
+
+
+def _nothing(explanation: Mapping[str, Any]) -> Iterator[str]:
+    """Where there is no advice: why, and what gains most all the same."""
+    if explanation["advice"]:
+        return
+    replays = explanation["replays"]
+    top = best(replays) if replays and replays["schedules"] else None
+    if top is not None:
+        yield f"  The rules suggest nothing; of what was replayed, {top['name']} gains most, as its lines above say."
+    elif explanation["engine_seconds"]["total_s"]:
+        yield "  Nothing that the rules know of."
+    else:
+        yield "  The record says too little to tell."
 
 
 def _missing(names: Sequence[str]) -> Iterator[str]:
