@@ -45,9 +45,13 @@ def advise(measured, config):
             layered(max_staleness=1, over_age="mask"),
             {"over_age": "wait", "depth": 1.25},
         ),
-        (Measured(p99_ratio=0.1), layered(over_age="drop", max_staleness=1), {"over_age": "mask"}),
-        (Measured(p99_ratio=0.1), {"scheduler": {"type": "tail_batch"}}, {"type": "layered", "over_age": "mask"}),
-        (Measured(p99_ratio=0.1, failed=9), {"rollout": {"timeout_s": 60.0}}, {"timeout_s": 120}),
+        (Measured(censored=True, p99_ratio=0.1), layered(over_age="drop", max_staleness=1), {"over_age": "mask"}),
+        (
+            Measured(censored=True, p99_ratio=0.1),
+            {"scheduler": {"type": "tail_batch"}},
+            {"type": "layered", "over_age": "mask"},
+        ),
+        (Measured(censored=True, p99_ratio=0.1, failed=9), {"rollout": {"timeout_s": 60.0}}, {"timeout_s": 120}),
         (Measured(shares={"reward": 0.2}), {"reward": {"processes": 3}}, {"processes": 6}),
         (Measured(shares={"tool": 0.2}), {}, {"kv": "hold", "max_staleness": 1}),
         (Measured(shares={"queue": 0.2}), {"engine": {"admit_batch": 4}}, {"admit_batch": 1}),
@@ -70,7 +74,9 @@ def test_the_rules_and_the_lines_they_write(measured, config, expected):
 
 
 def test_the_largest_loss_comes_first():
-    measured = Measured(rho=41, p99_ratio=0.1, failed=1, shares={"tail": 0.3, "trainer": 0.4, "reward": 0.1})
+    measured = Measured(
+        rho=41, p99_ratio=0.1, censored=True, failed=1, shares={"tail": 0.3, "trainer": 0.4, "reward": 0.1}
+    )
     weights = [entry.weight for entry in advise(measured, {})]
     assert weights == sorted(weights, reverse=True) == [2.0, 0.4, 0.3, 0.3, 0.1]
 
@@ -81,11 +87,16 @@ def test_the_largest_loss_comes_first():
         Measured(),
         Measured(rho=41, shares={"tail": 0.01}),
         Measured(rho=0.3, excess=0.01, shares=TAIL),
-        Measured(p99_ratio=0.95),
+        Measured(p99_ratio=0.95, censored=True),
+        Measured(p99_ratio=0.1, failed=3),
     ],
 )
 def test_nothing_is_suggested_where_nothing_is_lost(measured):
     assert advise(measured, {}) == []
+
+
+def censoring(rho, p99, shares):
+    return Measured(rho=rho, icc=0.5, p99_ratio=p99, censored=True, failed=2, shares=shares)
 
 
 def test_no_suggestion_censors():
@@ -95,7 +106,7 @@ def test_no_suggestion_censors():
         for config in configs:
             for rho in (None, 0.1, 1.0, 3.0, 40.0):
                 for p99 in (None, 0.2):
-                    for entry in advise(Measured(rho=rho, icc=0.5, p99_ratio=p99, failed=2, shares=shares), config):
+                    for entry in advise(censoring(rho, p99, shares), config):
                         assert not {'over_age = "drop"', 'type = "tail_batch"'} & set(entry.lines)
 
 

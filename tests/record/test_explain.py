@@ -288,7 +288,7 @@ def test_censoring_is_named_as_such(run):
     (run / "config.resolved.json").write_text(json.dumps({"scheduler": {"type": "partial", "over_age": "drop"}}))
     text = to_text(explain(run))
     assert "censors, by its own account" in text
-    assert "KS distance 0.300, more than what chance explains (0.100)." in text
+    assert "KS distance 0.300, more than what chance and unfinished groups explain (0.100)." in text
     assert "trained on at 0.10 of their share: censored." in text
     assert "Masked tokens: 50% of the first tenth of the answers, 0% of the last." in text
     assert "1. The longest 1 % of answers are trained on at 0.10 of their share" in text
@@ -299,8 +299,30 @@ def test_censoring_is_named_as_such(run):
 
 def test_chance_explains_no_distance_above_one(run):
     lines(run / "metrics.jsonl", [metrics(1, **{"bias/length_ks": 0.2, "bias/ks_allowance": 2.358})])
-    said = "KS distance 0.200, within what chance explains (1.000, the most there can be: too few answers to tell)."
-    assert said in to_text(explain(run))
+    said = "within what chance and unfinished groups explain (1.000, the most there can be: too few answers to tell)."
+    assert f"KS distance 0.200, {said}" in to_text(explain(run))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"bias/length_ks": 0.05},
+            "trained on at 0.30 of their share: no sign of censoring, as the distance is explained.",
+        ),
+        ({"bias/length_ks": 0.15}, "trained on at 0.30 of their share: censored."),
+        ({"bias/censors": True}, "trained on at 0.30 of their share: censored."),
+        ({"bias/ks_allowance": None}, "trained on at 0.30 of their share: censored."),
+    ],
+)
+def test_long_answers_that_are_only_late_are_not_called_censored(run, fields, said):
+    """Nor is a longer deadline advised for them, though some rollouts failed."""
+    late = {"bias/p99_ratio": 0.3, "dropped/failed": 3, **fields}
+    lines(run / "metrics.jsonl", [metrics(1, **late)])
+    found = explain(run)
+    assert said in to_text(found)
+    longer = [entry for entry in found["advice"] if entry["lines"][:1] == ["[rollout]"]]
+    assert bool(longer) is said.endswith(": censored.")
 
 
 def event(t, kind, rollout=None, **fields):

@@ -64,8 +64,8 @@ placed: engines and trainer take turns (co) or run at once (dis). excess: makesp
 the batch's rollouts beats; below 0 only where rollouts outlive a batch. window excess (staleness 1 and more): the same
 over max(area, mean critical path / (k + 1)), a heuristic and no bound. idle: shares of all engine-seconds by cause, the
 largest first. stale: versions between a trained token and its training. on-policy: trained tokens of staleness 0. mask,
-drop, waste: generated and not trained on, waste is both. len ratio: mean length trained on over mean length generated,
-over the whole run; p99 ratio: the same of the share of the longest 1 %; censors: the policy says that it prefers short
+drop, waste: generated and not trained on, waste is both. len ratio: mean length trained on over that of all rollouts of
+the whole run; p99 ratio: the same of the share of the longest 1 %; censors: the policy says that it prefers short
 answers."""
 
 

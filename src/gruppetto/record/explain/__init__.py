@@ -119,6 +119,7 @@ def _measured(explanation: Mapping[str, Any], shares: Mapping[str, float], train
         excess=explanation["bound"]["excess"],
         masked=explanation["dropped"]["waste"]["masked_share"] or 0.0,
         p99_ratio=explanation["bias"]["p99_ratio"],
+        censored=explanation["bias"]["censored"],
         failed=explanation["dropped"]["rollouts"].get("failed", 0),
         shares=shares,
         trainer=trainer,

@@ -27,6 +27,7 @@ class Measured:
     excess: float | None = None
     masked: float = 0.0
     p99_ratio: float | None = None
+    censored: bool = False
     failed: int = 0
     shares: Mapping[str, float] = field(default_factory=dict)
     trainer: Trainer | None = None
@@ -72,9 +73,10 @@ def _toml(value: object) -> str:
 
 
 def _bias(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
-    """A policy that loses long answers comes first: the run is not what it claims to be."""
+    """A policy that loses long answers comes first: the run is not what it claims to be. Where the distance of lengths
+    is explained, long answers are only late."""
     scheduler = config.get("scheduler", {})
-    if measured.p99_ratio is None or measured.p99_ratio >= 0.8:
+    if measured.p99_ratio is None or measured.p99_ratio >= 0.8 or not measured.censored:
         return
     why = f"the longest 1 % of answers are trained on at {measured.p99_ratio:.2f} of their share"
     if scheduler.get("over_age") == "drop":

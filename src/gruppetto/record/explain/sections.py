@@ -35,6 +35,9 @@ MEANING = {
 NAMED = 3
 """Errors that are named, the most frequent ones."""
 
+LONG_SHARE = 0.8
+"""Share of what the longest answers are due, below which it is said."""
+
 WORTH = 0.03
 """Excess from which on there is something to win: what is less is noise (our scheduling study)."""
 
@@ -273,8 +276,18 @@ def bias(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """Whether long answers were censored, by what the policy says of itself and by what is measured."""
     names = ("length_ks", "ks_allowance", "length_ratio", "p99_ratio", "censors")
     found: dict[str, Any] = {name: row.get(f"bias/{name}") for name in names}
+    found["censored"] = _censored(found)
     found["masked_by_position"] = _masked_by_position(rows)
     return found | {"says": list(_bias_words(found))}
+
+
+def _censored(found: Mapping[str, Any]) -> bool:
+    """By the policy's own account, or by more than chance and unfinished groups explain; of an older record, which does
+    not say what they do, by the share of the longest alone."""
+    ks, allowed = found["length_ks"], found["ks_allowance"]
+    if found["censors"]:
+        return True
+    return ks > allowed if ks is not None and allowed is not None else (found["p99_ratio"] or 1.0) < LONG_SHARE
 
 
 def _masked_by_position(rows: Sequence[Row]) -> list[float] | None:
@@ -295,12 +308,14 @@ def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
     ks, allowed = found["length_ks"], found["ks_allowance"]
     if ks is not None and allowed is not None:
         more = "more than" if ks > allowed else "within"
+        most = ", the most there can be: too few answers to tell" if allowed >= 1 else ""
         yield (
-            f"Lengths trained on against lengths generated: KS distance {ks:.3f}, {more} what chance explains "
-            f"({min(1.0, allowed):.3f}{', the most there can be: too few answers to tell' if allowed >= 1 else ''})."
+            f"Lengths trained on against those of all rollouts: KS distance {ks:.3f}, {more} what chance and "
+            f"unfinished groups explain ({min(1.0, allowed):.3f}{most})."
         )
-    if found["p99_ratio"] is not None and found["p99_ratio"] < 0.8:
-        yield f"The longest 1 % of answers are trained on at {found['p99_ratio']:.2f} of their share: censored."
+    if found["p99_ratio"] is not None and found["p99_ratio"] < LONG_SHARE:
+        why = "censored" if found["censored"] else "no sign of censoring, as the distance is explained"
+        yield f"The longest 1 % of answers are trained on at {found['p99_ratio']:.2f} of their share: {why}."
     positions = found["masked_by_position"]
     if positions and max(positions) > 0:
         yield (f"Masked tokens: {positions[0]:.0%} of the first tenth of the answers, {positions[-1]:.0%} of the last.")
