@@ -85,7 +85,7 @@ def test_advice_whose_replay_gains_nothing_is_withdrawn(run):
     names = "layered:defer_steps=10, layered:max_staleness=1:over_age=mask:depth=1.5, " + WIDE
     assert f"not put forward, since its replay gains nothing: {names}." in text
     assert "In run.toml" not in text
-    assert "Nothing that the rules know of." in text
+    assert "What to change\n  Nothing.\n  Suggested by the rules and not put forward" in text
 
 
 @pytest.mark.parametrize(("tokens_per_s", "kept"), [(1000.0, True), (980.0, True), (900.0, False)])

@@ -124,9 +124,10 @@ def _nothing(explanation: Mapping[str, Any]) -> Iterator[str]:
     replays = explanation["replays"]
     top = best(replays) if replays and replays["schedules"] else None
     if top is not None:
-        yield f"  The rules suggest nothing; of what was replayed, {top['name']} gains most, as its lines above say."
+        suggest = "What the rules suggest gains nothing" if explanation["withdrawn"] else "The rules suggest nothing"
+        yield f"  {suggest}; of what was replayed, {top['name']} gains most, as its lines above say."
     elif explanation["engine_seconds"]["total_s"]:
-        yield "  Nothing that the rules know of."
+        yield "  Nothing." if explanation["withdrawn"] else "  Nothing that the rules know of."
     else:
         yield "  The record says too little to tell."
 
