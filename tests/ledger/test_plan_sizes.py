@@ -52,6 +52,13 @@ def test_more_gpus_than_rollouts_are_not_slower(name, groups):
     assert all(more <= less * 1.02 for less, more in pairwise(steps)), steps
 
 
+@pytest.mark.parametrize("name", ["colocated", "disaggregated"])
+def test_one_gpu_more_is_not_much_slower_whatever_it_divides(name):
+    counts = (24, 25, 32, 33, 34, 36, 38)
+    steps = [Placements(asked(gpus=gpus, groups=128, group_size=8)).place(name).step_s.value for gpus in counts]
+    assert all(more <= less * 1.02 for less, more in pairwise(steps)), steps
+
+
 def test_gpus_that_no_rollout_is_left_for_are_told():
     found = plan(asked(gpus=1024, groups=2, placements=("colocated", "async")))
     said = [sentence for sentence in assumptions(found) if "stand idle" in sentence]

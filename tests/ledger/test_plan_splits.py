@@ -12,8 +12,8 @@ def test_of_many_splits_the_best_is_found_without_looking_at_each():
     ask = asked(gpus=256, groups=128)
     placements = Placements(ask)
     for name in ("disaggregated", "async"):
-        best_s = min(placements._bound_s(name, count) for count in placements.splits())
-        assert min(placements._bound_s(name, count) for count in placements._promising(name)) == best_s
+        best_s = min(placements._about_s(name, count) for count in placements.splits())
+        assert min(placements._about_s(name, count) for count in placements._promising(name)) == best_s
 
 
 @pytest.mark.parametrize("ask", [
@@ -37,7 +37,7 @@ def test_of_sixteenths_the_best_is_found_where_bounds_rise_and_fall_again(ask):
 def test_the_lowest_bounds_are_found_by_looking_closely_at_few(ask, name):
     """Each look is a bound of the next, so that who is not looked at further is not among the best."""
     placements = Placements(ask)
-    bounds = {count: placements._bound_s(name, count) for count in placements.splits()}
+    bounds = {count: placements._about_s(name, count) for count in placements.splits()}
     for count, bound in bounds.items():
         assert placements._computing_s(name, count) <= placements._engines_s(name, count) <= bound * (1 + 1e-12)
     found = placements._best(name, range(placements._unit(), ask.gpus, placements._unit()), 2)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gruppetto.cli.plan_arguments import ask_of, efficiency_asked, workload_of
 from gruppetto.cli.plan_numbers import NUMBERS, option
 from gruppetto.errors import UserError
+from gruppetto.ledger.figure import Figure
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.plan import Plan, plan
 from gruppetto.ledger.plan.sandboxes import account
@@ -127,7 +128,7 @@ def _of_plan(found: Plan) -> Numbers:
         forecast, generate = one.forecast, one.generate
         made += [one.name, one.rollout.layout, one.rollout.count, one.trainer.layout, one.staleness.value]
         made += [one.step_s.value, one.ideal_s.value, one.utilization.value, one.sync.expected.value, one.lent_s]
-        made += [figure.value for figure in forecast if hasattr(figure, "unit")]
+        made += [figure.value for figure in forecast if isinstance(figure, Figure)]
         made += [generate.flops.value, generate.bytes.value, generate.gpu_s.value, generate.memory_bytes.value]
         made += [one.trainer.seconds]
         if (handed := one.switch) is not None:

@@ -13,7 +13,8 @@ Every number is an expectation from the lengths' distribution and the engine's p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from gruppetto.ledger.figure import Figure
@@ -42,7 +43,8 @@ class Forecast(NamedTuple):
     switch_s: Figure
     ideal_s: Figure
     critical_s: Figure
-    staircase_s: Figure
+    stairs: Callable[[], Figure]
+    """Makes `staircase_s`: no step is forecast from it, and it takes milliseconds."""
     rho: Figure
     """critical / ideal: above 1 the longest rollout binds, far below 1 the throughput does."""
     busy_share: Figure
@@ -77,6 +79,11 @@ class Forecast(NamedTuple):
     """Of the phase: engines wait for the trainer (k >= 1)."""
     hidden_s: Figure
     """Of training, what rollouts hide (k = 0)."""
+
+    @property
+    def staircase_s(self) -> Figure:
+        """max over k of S_k / G(k)."""
+        return self.stairs()
 
     @property
     def bound_s(self) -> float:
@@ -343,7 +350,7 @@ def _forecast(
     parts: Mapping[str, Figure],
     batches: float = 1.0,
 ) -> Forecast:
-    longest, stairs = critical(rollouts, engines), staircase(rollouts, engines)
+    longest = critical(rollouts, engines)
     model = engines.model
     work_s = (line.decode_s + line.prefill_s) / batches
     made = max(1, sum(row.tokens for row in line.rows))
@@ -361,7 +368,7 @@ def _forecast(
         switch_s=Figure(switch_s, "s", "memory from engines to trainer and back"),
         ideal_s=least,
         critical_s=longest,
-        staircase_s=stairs,
+        stairs=partial(staircase, rollouts, engines),
         rho=Figure(ratio, "", f"{longest.value:,.0f} s / {least.value:,.0f} s"),
         busy_share=Figure(min(1.0, work_s / phase.value), "", f"{work_s:,.0f} s of {phase.value:,.0f} s"),
         utilization=Figure(least.value / step.value, "", f"{least.value:,.0f} s / {step.value:,.0f} s"),

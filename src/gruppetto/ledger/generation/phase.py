@@ -58,8 +58,11 @@ def _batch(rollouts: Rollouts, model: EngineModel, share: int, ordered: bool, by
     rows, any_most = typical_rows(rollouts, share), 0.0
     if ordered:
         lengths, any_most = rollouts.lengths, rollouts.lengths.quantile(PESSIMISTIC)
-        for row in rows:
-            row.likely = lengths.at(row.rank, 1 / rollouts.group_size, 1.0), lengths.at(row.rank, PESSIMISTIC, 1.0)
+        ranks, none = [row.rank for row in rows], [1.0] * len(rows)
+        seen = lengths.drawn(ranks, [1 / rollouts.group_size] * len(rows), none)
+        most = lengths.drawn(ranks, [PESSIMISTIC] * len(rows), none)
+        for row, likely in zip(rows, zip(seen, most, strict=True), strict=True):
+            row.likely = likely
         first = _known_to_none(rollouts, model, len(rows))
         rows = rows[:first] + sorted(rows[first:], key=lambda row: -row.rank)
     return live_through(model, rows, by_kv=by_kv, max_left=rollouts.lengths.cap, any_most=any_most)

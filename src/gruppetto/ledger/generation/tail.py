@@ -247,12 +247,13 @@ class Tail:
         import numpy as np
 
         assert self.line is not None
-        found = []
-        for row, began in zip(self.line.rows, self._began, strict=True):
-            most = self._could(began)
-            below = self._table.below[self.rollouts.lengths.kind(row.rank)]
-            found.append(np.interp(most, self._table.grid, below, left=0.0))
-        return np.array(found)
+        began = np.array(self._began)[:, None]
+        could = np.where(self.times > began, self._made - np.interp(began, *self._pace), 0.0)
+        kinds = np.array([self.rollouts.lengths.kind(row.rank) for row in self.line.rows])
+        found, table = np.empty(could.shape), self._table
+        for kind in set(kinds.tolist()):  # numpy's `unique` would import a module that takes longer than all of this
+            found[kinds == kind] = np.interp(could[kinds == kind], table.grid, table.below[kind], left=0.0)
+        return found
 
     def _could(self, start: float) -> NDArray[Any]:
         """Tokens that a rollout which has been there since `start` has made, on the grid."""

@@ -10,21 +10,31 @@ from typing import NamedTuple
 from gruppetto.errors import UserError
 from gruppetto.ledger.layouts.found import Candidate, Rejection, Search, other_gpus, refusal, search, too_large, works
 from gruppetto.ledger.layouts.layout import ServeLayout
-from gruppetto.ledger.layouts.rules import FP8_BLOCK, degrees, serve_objection
-from gruppetto.ledger.layouts.serving import ServeOverheads, kv_share, serve_bytes, served
+from gruppetto.ledger.layouts.rules import FP8_BLOCK, Objection, degrees, not_whole, serve_objection
+from gruppetto.ledger.layouts.serving import KVShare, ServeOverheads, kv_share, serve_bytes, served
 from gruppetto.ledger.layouts.shares import Shares
 from gruppetto.ledger.layouts.throughput import ServeWork, serve_score
 from gruppetto.ledger.layouts.traffic import Links
 from gruppetto.ledger.machines.efficiency import DEFAULT, Efficiency
-from gruppetto.ledger.machines.engines import Pricing
+from gruppetto.ledger.machines.engines import Decode, Pricing
 from gruppetto.ledger.machines.gpus import GPU
 from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.units import show_size, show_tokens
 
-EQUAL = 0.03
-"""Layouts whose GPU-seconds a token differ by less count as equal: of small engines more can fail, and lengths spread
-better over them."""
+EQUAL = 0.01
+"""Layouts whose scores differ by less count as equal: of small engines more can fail."""
 Answer = Candidate[ServeLayout] | Rejection[ServeLayout]
+
+
+class Laid(NamedTuple):
+    """What a layout is whatever it is asked for, and however many engines of it there are."""
+
+    parts: dict[str, float]
+    """Bytes on one GPU by owner, without KV."""
+    pool: float
+    """Bytes of KV on one GPU."""
+    share: KVShare
+    decode: Decode
 
 
 class Engine(NamedTuple):
@@ -40,6 +50,10 @@ class Engine(NamedTuple):
     links: Links
     over: ServeOverheads
     mtp: bool
+    known: dict[ServeLayout, Laid | Objection]
+    """Layouts that have been looked at, for whatever number of GPUs: what they are, or why they cannot be."""
+    fitting: dict[int, list[ServeLayout]]
+    """Of so many GPUs those that can be."""
 
     @classmethod
     def of(
@@ -49,7 +63,7 @@ class Engine(NamedTuple):
         """Of what `serve_layouts` is given."""
         links, over = links or Links.of(gpu), over or ServeOverheads.of(efficiency)
         pricing = Pricing.of(model, gpu, dtype, kv_bytes, efficiency, links)
-        return cls(model, pricing.shares, pricing, gpu, work, dtype, kv_bytes, links, over, mtp)
+        return cls(model, pricing.shares, pricing, gpu, work, dtype, kv_bytes, links, over, mtp, {}, {})
 
     @property
     def capacity(self) -> float:
@@ -66,19 +80,37 @@ class Engine(NamedTuple):
 
     def assess(self, layout: ServeLayout, gpus: int) -> Answer:
         """Whether a layout can be, and what a token costs with it."""
-        objection = serve_objection(self.weights, layout, gpus, self.links.gpus_per_node, self.block)
-        if objection is not None:
-            return Rejection(layout, *objection)
-        parts = serve_bytes(self.weights, layout, self.over, self.mtp)
-        share, pool = kv_share(self.model, layout.tp, self.kv_bytes), self.capacity - sum(parts.values())
-        needed = share.sequence(self.work.longest)
-        objection = too_large(parts, self.capacity)
-        if objection is None and pool < needed:
-            objection = "kv", partial(self._no_room, pool, needed)
-        if objection is not None:
-            return Rejection(layout, *objection, needed - pool)
-        score, reason = serve_score(self.pricing, layout, self.work, share, pool, gpus)
-        return Candidate(layout, parts, self.capacity, score, reason)
+        if gpus % layout.gpus:
+            return Rejection(layout, *not_whole(layout, gpus))
+        laid = self._laid(layout)
+        if not isinstance(laid, Laid):
+            return Rejection(layout, *laid)
+        needed = laid.share.sequence(self.work.longest)
+        if laid.pool < needed:
+            objection = too_large(laid.parts, self.capacity) or ("kv", partial(self._no_room, laid.pool, needed))
+            return Rejection(layout, *objection, needed - laid.pool)
+        score, reason = serve_score(
+            laid.decode, self.pricing.expert_share, layout, self.work, laid.share, laid.pool, gpus
+        )
+        return Candidate(layout, laid.parts, self.capacity, score, reason)
+
+    def _laid(self, layout: ServeLayout) -> Laid | Objection:
+        found = self.known.get(layout)
+        if found is None:
+            found = serve_objection(self.weights, layout, layout.gpus, self.links.gpus_per_node, self.block)
+            if found is None:
+                parts = serve_bytes(self.weights, layout, self.over, self.mtp)
+                share = kv_share(self.model, layout.tp, self.kv_bytes)
+                found = Laid(parts, self.capacity - sum(parts.values()), share, self.pricing.decode(layout))
+            self.known[layout] = found
+        return found
+
+    def _likely(self, gpus: int) -> list[ServeLayout]:
+        """Of `_tries` those that can be, memory aside."""
+        if gpus not in self.fitting:
+            whole = (layout for layout in self._tries(gpus) if not gpus % layout.gpus)
+            self.fitting[gpus] = [layout for layout in whole if isinstance(self._laid(layout), Laid)]
+        return self.fitting[gpus]
 
     def _no_room(self, pool: float, needed: float) -> str:
         text = f"do not take one sequence of {show_tokens(self.work.longest)} tokens, {show_size(needed)}"
@@ -86,7 +118,20 @@ class Engine(NamedTuple):
 
     def search(self, gpus: int) -> Search[ServeLayout]:
         """All layouts of engines that so many GPUs hold."""
-        return search(partial(self._tries, gpus), partial(self.assess, gpus=gpus), lambda least: EQUAL * least, _order)
+        return search(
+            partial(self._tries, gpus),
+            partial(self.assess, gpus=gpus),
+            lambda least: EQUAL * least,
+            _order,
+            partial(self._likely, gpus),
+        )
+
+    def layouts(self, gpus: int) -> Search[ServeLayout]:
+        """The same, with what would fit where none does."""
+        found = self.search(gpus)
+        if found.candidates:
+            return found
+        return replace(found, why=partial(self.why, gpus, found), nearest=partial(self.nearest, gpus))
 
     def why(self, gpus: int, found: Search[ServeLayout]) -> str:
         """What cannot be, and the closest miss."""
@@ -98,7 +143,9 @@ class Engine(NamedTuple):
         low = self.dtype in ("fp8", "mxfp4", "int4")
         if not low and self.gpu.fp8_flops:
             shares = served(self.model, "fp8")
-            narrow = self._replace(weights=shares, pricing=self.pricing._replace(shares=shares), dtype="fp8")
+            narrow = self._replace(
+                weights=shares, pricing=self.pricing._replace(shares=shares), dtype="fp8", known={}, fitting={}
+            )
             if narrow.search(gpus).candidates:
                 ways.append("serve it in fp8 (--serve-dtype fp8)")
         ways += other_gpus(gpus, self.links.gpus_per_node, lambda count: bool(self.search(count).candidates))
@@ -136,11 +183,7 @@ def serve_layouts(
     """
     if gpus < 1:
         raise UserError(f"gpus = {gpus}: an engine needs at least one; write gpus = 1 or more")
-    engine = Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp, efficiency)
-    found = engine.search(gpus)
-    if found.candidates:
-        return found
-    return replace(found, why=partial(engine.why, gpus, found), nearest=partial(engine.nearest, gpus))
+    return Engine.of(model, gpu, work, dtype, kv_bytes, links, over, mtp, efficiency).layouts(gpus)
 
 
 def serve_layout(

@@ -49,13 +49,18 @@ def train_objection(
     return None
 
 
+def not_whole(layout: ServeLayout, gpus: int) -> Objection:
+    """Why so many GPUs are not whole engines."""
+    return "gpus", f"{gpus} GPUs are not a multiple of an engine's tp x dp = {layout.gpus}"
+
+
 def serve_objection(
     shares: Shares, layout: ServeLayout, gpus: int, gpus_per_node: int, block: int = 0
 ) -> Objection | None:
     """Why an engine cannot be laid out so; None where it can. `block`: side of a block with one scale (FP8)."""
     tp, ep = layout.tp, layout.ep
     if gpus % layout.gpus:
-        return "gpus", f"{gpus} GPUs are not a multiple of an engine's tp x dp = {layout.gpus}"
+        return not_whole(layout, gpus)
     if found := _tensor(shares, tp, gpus_per_node):
         return found
     if shares.kv_heads and shares.kv_heads % tp and tp % shares.kv_heads:

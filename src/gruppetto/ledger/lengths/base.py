@@ -12,6 +12,7 @@ Numpy is imported inside the functions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,10 @@ class Lengths:
             rest = np.minimum(rest * (left / float(rest.sum())), top[-1])
         return np.concatenate([top, rest])
 
+    def drawn(self, prompts: Sequence[float], members: Sequence[float], fates: Sequence[float]) -> list[float]:
+        """`at` each of these places."""
+        return [self.at(*place) for place in zip(prompts, members, fates, strict=True)]
+
     # -- typical responses --------------------------------------------------------------------------------------------
 
     def typical(self, count: int) -> list[tuple[float, float]]:
@@ -137,13 +142,15 @@ class Lengths:
         (rank of the prompt in (0, 1), tokens). Their mean is the distribution's; siblings are as alike as they are."""
         import numpy as np
 
-        places = [((i + 0.5) / count, ((i + 1) * _PLASTIC) % 1.0, ((i + 1) * _PLASTIC_2) % 1.0) for i in range(count)]
-        drawn = np.array([self.at(*place) for place in places])
+        prompts = [(i + 0.5) / count for i in range(count)]
+        members = [((i + 1) * _PLASTIC) % 1.0 for i in range(count)]
+        drawn = np.array(self.drawn(prompts, members, [((i + 1) * _PLASTIC_2) % 1.0 for i in range(count)]))
         order = np.argsort(-drawn, kind="stable")
         tokens = np.empty(count)
         tokens[order] = _between_quantiles(self, count)
         mixed = sorted(range(count), key=lambda i: ((i + 1) * _GOLDEN) % 1.0)
-        return [(places[i][0], max(1.0, float(tokens[i]))) for i in mixed]
+        made = np.maximum(tokens, 1.0).tolist()
+        return [(prompts[i], made[i]) for i in mixed]
 
 
 @lru_cache(maxsize=64)
@@ -254,7 +261,7 @@ def _power(one: NDArray[Any], times: int, most: int) -> NDArray[Any]:
         if not times:
             assert found is not None
             return found
-        square = _convolve(square, square, most)
+        square = _squared(square, most)
 
 
 def _convolve(a: NDArray[Any], b: NDArray[Any], most: int) -> NDArray[Any]:
@@ -265,4 +272,17 @@ def _convolve(a: NDArray[Any], b: NDArray[Any], most: int) -> NDArray[Any]:
     for j in range(min(len(b), len(out))):
         reached = out[j : j + len(a)]
         reached += a[: len(reached)] * b[j]
+    return out
+
+
+def _squared(a: NDArray[Any], most: int) -> NDArray[Any]:
+    """`_convolve` of a with itself, each pair of terms once."""
+    import numpy as np
+
+    out = np.zeros((min(most, 2 * len(a) - 1), a.shape[1]))
+    twice = 2 * a
+    for j in range(min(len(a), (len(out) + 1) // 2)):
+        out[2 * j] += a[j] * a[j]
+        reached = out[2 * j + 1 : j + len(a)]
+        reached += twice[j + 1 : j + 1 + len(reached)] * a[j]
     return out

@@ -12,6 +12,7 @@ Source of the model: RollPacker (2509.21009), Seer (2511.14617) and PolyTrace (2
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -180,6 +181,17 @@ class LognormalLengths(Lengths):
         if fate < rate:
             return float(self.cap)
         return min(self.body(normal.quantile(prompt), normal.quantile(member)), float(self.cap))
+
+    def drawn(self, prompts: Sequence[float], members: Sequence[float], fates: Sequence[float]) -> list[float]:
+        if self.q0 or self.runaway_prompts:
+            return Lengths.drawn(self, prompts, members, fates)
+        mu, s_w, s_b, cap, inverse = self.mu, self.s_w, self.s_b, float(self.cap), normal.quantile
+        return [
+            min(
+                math.exp(min(mu + (s_w * inverse(member) + s_b * inverse(prompt)), 80.0)), cap
+            )  # `at`, without the calls
+            for prompt, member in zip(prompts, members, strict=True)
+        ]
 
 
 def _ends(sigma: float, cap: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import hypot
 from typing import NamedTuple
 
 from gruppetto.errors import UserError
@@ -35,7 +36,9 @@ next one may be far off."""
 LOOKS = 2
 """Splits that tell whether any fits."""
 TRIED = 2
-"""Splits, the best by their bounds, whose expected step is made."""
+"""Splits, the best by an estimate of the step, whose expected step is made."""
+CLOSE = 0.01
+"""By how much more the estimate of the second may be."""
 
 
 class Placed(NamedTuple):
@@ -169,9 +172,9 @@ class Placements:
 
     def _two_sides(self, name: str, rollout_gpus: int) -> Placed:
         ask = self.ask
-        rollout = self.sides.rollout(rollout_gpus)
-        trainer = self.sides.trainer(ask.gpus - rollout_gpus)
         schedule = self.schedule(name)
+        rollout = self.sides.rollout(rollout_gpus, schedule=schedule)
+        trainer = self.sides.trainer(ask.gpus - rollout_gpus)
         published = self._sync(rollout, trainer, "network" if ask.gpus > ask.gpu.gpus_per_node else "node")
         timing = self.sides.timing(trainer, published.expected.value, 0.0)
         found = self.sides.expected(rollout, timing, schedule)
@@ -293,7 +296,7 @@ class Placements:
         return any(self.fits(count) for count in islice(serving, LOOKS))
 
     def best_split(self, name: str) -> int:
-        """The split with the shortest step: bounds rank all, expectations decide between the best of them."""
+        """The split with the shortest step: an estimate ranks all, expectations decide between two that are close."""
         if self.ask.split is not None:
             return self.ask.split[0]
         ranked = self._best(name, self._promising(name), TRIED)
@@ -301,17 +304,13 @@ class Placements:
             self.place_or_say(name)
         kind = "async" if name == "elastic" and self.ask.max_staleness else name
         kind = "disaggregated" if kind == "elastic" else kind
-        found = ranked[0]
-        for count in ranked[1:TRIED]:
-            step_s = self._apart(kind, found).step_s.value
-            may_win = kind == "disaggregated" or self._bound_s(name, count) < step_s  # async's bound is one
-            if may_win and self._apart(kind, count).step_s.value < step_s:
-                found = count
-        return found
+        close_s = (1 + CLOSE) * self._about_s(name, ranked[0])
+        close = [count for count in ranked if self._about_s(name, count) <= close_s]
+        return close[0] if len(close) == 1 else min(close, key=lambda count: self._apart(kind, count).step_s.value)
 
     def _promising(self, name: str) -> Iterable[int]:
-        """Of few splits all; of many every fourth, and what lies between the best of them and its neighbours: the bound
-        falls to one side's limit and rises from there, and each split costs a search of layouts."""
+        """Of few splits all; of many every fourth, and what lies between the best of them and its neighbours: the
+        estimate falls to one side's limit and rises from there, and each split costs a search of layouts."""
         gpus, unit = self.ask.gpus, self._unit()
         all_of_them = range(unit, gpus, unit)
         if gpus // unit <= MANY_SPLITS:
@@ -322,9 +321,9 @@ class Placements:
         return all_of_them
 
     def _best(self, name: str, counts: Iterable[int], most: int) -> list[int]:
-        """Of `counts` those with the lowest bounds, best first, at most so many, where both sides have a layout. Each
-        is looked at more closely only while it may be among them: to lay out a side takes a search."""
-        looks = (self._computing_s, self._engines_s, self._bound_s)
+        """Of `counts` those with the lowest estimates, best first, at most so many, where both sides have a layout.
+        Each is looked at more closely only while it may be among them: to lay out a side takes a search."""
+        looks = (self._computing_s, self._engines_s, self._about_s)
         left, found = [(0.0, count, 0) for count in counts], list[int]()
         heapify(left)
         while left and len(found) < most:
@@ -350,27 +349,28 @@ class Placements:
         why = f"{name}: {self.ask.model.name} fits each side alone but no split of {self.ask.gpus} GPUs into two"
         raise NothingFits(lambda: why, lambda: "write --compare colocated or more --gpus")
 
-    def _bound_s(self, name: str, rollout_gpus: int) -> float:
-        """Work of each side, and what the longest rollout of a batch, among the others, leaves of k + 1 steps."""
+    def _about_s(self, name: str, rollout_gpus: int) -> float:
+        """An estimate of the step: the work at its best rate and what the longest rollout, among the others, leaves of
+        k + 1 steps, as an engine is chosen by (`serve_score`); training beside them, or, where the trainer streams what
+        has ended, the root of the sum of the squares."""
         return self._both_s(name, rollout_gpus, self.sides.trainer(self.ask.gpus - rollout_gpus).seconds)
 
     def _engines_s(self, name: str, rollout_gpus: int) -> float:
-        """The same for any layout of the trainer."""
+        """The least that it is with any layout of the trainer."""
         return self._both_s(name, rollout_gpus, self.sides.trainers.least_s(self.ask.gpus - rollout_gpus))
 
     def _computing_s(self, name: str, rollout_gpus: int) -> float:
-        """The same for any layouts."""
-        least_s = self.sides.trainers.least_s(self.ask.gpus - rollout_gpus)
-        return least_s / 2 if name == "disaggregated" else least_s
+        """The least that it is with any layouts."""
+        return self.sides.trainers.least_s(self.ask.gpus - rollout_gpus)
 
     def _both_s(self, name: str, rollout_gpus: int, train_s: float) -> float:
-        kind = name if self.ask.max_staleness else "disaggregated"
-        engines = self.sides.engines(self.sides.rollout(rollout_gpus))
-        work_s = ideal(self.ask.rollouts, engines, self.schedule(kind).depth).value
-        longest_s = together_s(self.ask.rollouts, engines)
-        if name == "disaggregated":
-            return max(work_s, longest_s) + train_s / 2
-        return max(work_s, train_s, longest_s / (self.ask.max_staleness + 1))
+        schedule = self.schedule(name if self.ask.max_staleness else "disaggregated")
+        engines = self.sides.engines(self.sides.rollout(rollout_gpus, schedule=schedule))
+        work_s = ideal(self.ask.rollouts, engines, schedule.depth).value
+        longest_s = together_s(self.ask.rollouts, engines) / (schedule.max_staleness + 1)
+        if schedule.max_staleness:
+            return max(hypot(work_s, longest_s), train_s)
+        return hypot(work_s, longest_s, train_s)
 
 
 def _made(make: Callable[..., object], *given: int) -> bool:

@@ -13,17 +13,18 @@ from functools import cached_property
 from gruppetto.errors import UserError
 from gruppetto.ledger.engine import EngineModel
 from gruppetto.ledger.figure import Figure
-from gruppetto.ledger.generation import Engines, Forecast, Schedule, Trainer, expected
+from gruppetto.ledger.generation import LAYERED, Engines, Forecast, Schedule, Trainer, expected
 from gruppetto.ledger.layouts.engines import EQUAL
+from gruppetto.ledger.layouts.engines import Engine as EngineLayouts
 from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.layouts.search import (
     Rejection,
     Search,
     ServeWork,
     serve_layout,
-    serve_layouts,
 )
 from gruppetto.ledger.layouts.serving import ServeMemory, ServeOverheads, serve_memory
+from gruppetto.ledger.layouts.throughput import Batch
 from gruppetto.ledger.machines.engines import engine_model
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.ask import Ask
@@ -68,9 +69,11 @@ class Sides:
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.trainers = Trainers(ask)
-        self._rollout: dict[tuple[int, bool], RolloutSide] = {}
+        self._rollout: dict[tuple[int, bool, ServeWork], RolloutSide] = {}
         self._trainer: dict[tuple[int, float], TrainerSide] = {}
-        self._searches: dict[tuple[int, ServeWork, float, ServeOverheads], Search[ServeLayout]] = {}
+        self._searches: dict[tuple[int, ServeWork, ServeOverheads], Search[ServeLayout]] = {}
+        self._laid: dict[ServeOverheads, EngineLayouts] = {}
+        self._priced: dict[tuple[ServeLayout, bool], tuple[ServeMemory, EngineModel]] = {}
 
     @cached_property
     def mean_context(self) -> float:
@@ -78,12 +81,14 @@ class Sides:
         rollouts = self.ask.rollouts
         return rollouts.kv_steps / rollouts.tokens
 
-    def rollout(self, gpus: int, colocated: bool = False) -> RolloutSide:
-        """Engines on `gpus` GPUs, which they share with a trainer where `colocated`. Raises `UserError` where none
-        fits."""
-        if (gpus, colocated) not in self._rollout:
-            self._rollout[gpus, colocated] = self._engines(gpus, colocated)
-        return self._rollout[gpus, colocated]
+    def rollout(self, gpus: int, colocated: bool = False, schedule: Schedule = LAYERED) -> RolloutSide:
+        """Engines on `gpus` GPUs, which they share with a trainer where `colocated`, for batches that follow each other
+        as `schedule` says. Raises `UserError` where none fits."""
+        work = self._serve_work(gpus, schedule)
+        key = gpus, colocated, work
+        if key not in self._rollout:
+            self._rollout[key] = self._engines(gpus, colocated, work)
+        return self._rollout[key]
 
     def trainer(self, gpus: int, reserved: float = 0.0) -> TrainerSide:
         """A trainer on `gpus` GPUs, of each of which `reserved` bytes are taken. Raises `UserError` where none fits."""
@@ -93,16 +98,29 @@ class Sides:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def _engines(self, gpus: int, colocated: bool) -> RolloutSide:
+    def _engines(self, gpus: int, colocated: bool, work: ServeWork) -> RolloutSide:
         ask, search = self.ask, None
         kv_bytes = kv_element_bytes(ask.kv_dtype)
         over = ServeOverheads.of(ask.efficiency, ask.gpu.memory if colocated else None)
         layout = ask.serve
         if layout is None:
-            search = self._serve_search(gpus, kv_bytes, over)
+            search = self._serve_search(gpus, work, kv_bytes, over)
             layout = search.best.layout
         else:
-            self._check_engine(layout, gpus, kv_bytes, over)
+            self._check_engine(layout, gpus, work, kv_bytes, over)
+        memory, prices = self._prices(layout, colocated, kv_bytes, over)
+        self._check_batch(gpus // layout.gpus)
+        return RolloutSide(
+            gpus=gpus, layout=layout, count=gpus // layout.gpus, prices=prices, memory=memory, search=search
+        )
+
+    def _prices(
+        self, layout: ServeLayout, colocated: bool, kv_bytes: float, over: ServeOverheads
+    ) -> tuple[ServeMemory, EngineModel]:
+        """What an engine keeps and takes, however many of it there are."""
+        ask, key = self.ask, (layout, colocated)
+        if key in self._priced:
+            return self._priced[key]
         memory = serve_memory(ask.model, layout, ask.gpu.memory, dtype=ask.serve_dtype, kv_bytes=kv_bytes, over=over)
         prices = engine_model(
             ask.model,
@@ -118,21 +136,35 @@ class Sides:
         if prices.kv_capacity:  # in sequences of the mean length: windows and states of each are taken off
             prices = replace(prices, kv_capacity=max(1, int(memory.kv_tokens(self.mean_context))))
             self._check_kv(layout, prices)
-        self._check_batch(gpus // layout.gpus)
-        return RolloutSide(
-            gpus=gpus, layout=layout, count=gpus // layout.gpus, prices=prices, memory=memory, search=search
-        )
+        self._priced[key] = memory, prices
+        return memory, prices
 
-    def _serve_work(self, gpus: int) -> ServeWork:
+    def _serve_work(self, gpus: int, schedule: Schedule) -> ServeWork:
         ask = self.ask
         return ServeWork(
-            sequences=min(ask.rollouts.count, ask.slots * gpus),
+            sequences=min(schedule.depth * ask.rollouts.count, ask.slots * gpus),
             context=self.mean_context,
             longest=ask.context,
             slots=ask.slots,
+            batch=self.batch._replace(steps=schedule.max_staleness + 1),
         )
 
-    def _check_engine(self, layout: ServeLayout, gpus: int, kv_bytes: float, over: ServeOverheads) -> None:
+    @cached_property
+    def batch(self) -> Batch:
+        """The rollouts of a step, as an engine is chosen for them."""
+        ask = self.ask
+        longest = ask.lengths.longest(ask.groups, ask.group_size)
+        return Batch(
+            rollouts=ask.rollouts.count,
+            mean=ask.lengths.mean,
+            longest=longest,
+            prompt=ask.prompt_tokens,
+            away_s=ask.tools.expected_calls(longest) * ask.tools.mean_s if ask.tools else 0.0,
+        )
+
+    def _check_engine(
+        self, layout: ServeLayout, gpus: int, work: ServeWork, kv_bytes: float, over: ServeOverheads
+    ) -> None:
         """Refuses an engine that the user chose and that cannot be."""
         ask = self.ask
         if layout.gpus > gpus:
@@ -140,7 +172,7 @@ class Sides:
                 f"one engine of tp = {layout.tp} and dp = {layout.dp} takes {layout.gpus} GPUs, and there are {gpus} "
                 f"for generation; write --serve tp{gpus} or more GPUs"
             )
-        work, whole = self._serve_work(gpus), gpus // layout.gpus * layout.gpus
+        whole = gpus // layout.gpus * layout.gpus
         judged = serve_layout(
             ask.model,
             ask.gpu,
@@ -153,16 +185,16 @@ class Sides:
             efficiency=ask.efficiency,
         )
         if isinstance(judged, Rejection):
-            best = self._serve_search(gpus, kv_bytes, over).best.layout
+            best = self._serve_search(gpus, work, kv_bytes, over).best.layout
             raise UserError(
                 f"--serve tp{layout.tp} ep{layout.ep} dp{layout.dp}: {judged.reason}; leave it out or write "
                 f'--serve "tp{best.tp} ep{best.ep} dp{best.dp}"'
             )
 
-    def _serve_search(self, gpus: int, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
+    def _serve_search(self, gpus: int, work: ServeWork, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
         """Over the GPUs there are, or fewer where engines of a size that does not divide them make the batch clearly
         sooner, though some stand idle; where none fits over as many below as divide evenly."""
-        work, best, best_s = self._serve_work(gpus), None, math.inf
+        best, best_s = None, math.inf
         for count in _divisible(gpus, self.ask.gpu.gpus_per_node):
             search = self._searched(count, work, kv_bytes, over)
             if search.candidates and (token_s := search.best.score / count) * (1 + EQUAL) < best_s:
@@ -174,18 +206,13 @@ class Sides:
 
     def _searched(self, gpus: int, work: ServeWork, kv_bytes: float, over: ServeOverheads) -> Search[ServeLayout]:
         """Made once: numbers of GPUs that do not divide fall back to the same ones below."""
-        ask, key = self.ask, (gpus, work, kv_bytes, over)
+        ask, key = self.ask, (gpus, work, over)
         if key not in self._searches:
-            self._searches[key] = serve_layouts(
-                ask.model,
-                ask.gpu,
-                gpus,
-                work,
-                dtype=ask.serve_dtype,
-                kv_bytes=kv_bytes,
-                over=over,
-                efficiency=ask.efficiency,
-            )
+            if over not in self._laid:
+                self._laid[over] = EngineLayouts.of(
+                    ask.model, ask.gpu, work, ask.serve_dtype, kv_bytes, None, over, False, ask.efficiency
+                )
+            self._searches[key] = self._laid[over]._replace(work=work).layouts(gpus)
         return self._searches[key]
 
     def _check_kv(self, layout: ServeLayout, prices: EngineModel) -> None:
