@@ -144,7 +144,7 @@ def test_a_link_and_a_folder_that_says_nothing_are_left_alone(tmp_path, capsys, 
     (tmp_path / "real" / "env.json").write_text(environment)
     (tmp_path / "link").symlink_to("real")
     assert main(["simulate", "reasoning-32k", *SMALL, f"run.dir={tmp_path}", "run.name=link"]) == 2
-    assert "exists" in capsys.readouterr().err
+    assert "is a link" in capsys.readouterr().err
     assert (tmp_path / "real" / "env.json").read_text() == environment
 
 
