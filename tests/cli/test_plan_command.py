@@ -191,6 +191,19 @@ def test_json_on_standard_output_is_json_alone(capsys):
     assert data["recommendation"]["placement"] in data["placements"]
 
 
+def test_the_data_has_what_was_asked_for_and_what_sandboxes_take(capsys):
+    words = ["--workload", "agent", "--turns", "5", "--slots", "64", "--critic", "--efficiency", "engine=0.5"]
+    _, out, _ = planned(capsys, "plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", *words, "--json", "-")
+    data = json.loads(out)
+    assert data["environment"]["executions"] == 64 * 8 * 5
+    assert data["environment"]["cpu_hours"] == pytest.approx(64 * 8 * 5 * 5 / 3600, rel=0.01)
+    assert {figure["name"] for figure in data["environment"]["figures"]} >= {"executions", "busy", "live"}
+    assert (data["ask"]["slots"], data["ask"]["critic"], data["ask"]["serve"]) == (64, True, None)
+    assert data["ask"]["shares"]["engine"]["value"] == 0.5
+    assert data["ask"]["shares"]["decode_bandwidth"]["source"]
+    assert json.loads(planned(capsys, *SMALL, "--json", "-")[1])["environment"] is None
+
+
 @pytest.mark.parametrize("name", sorted(NUMBERS))
 @pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-1", "1e400", "9" * 40, "1\n2"])
 def test_no_number_is_taken_that_is_none_or_out_of_sense(capsys, name, text):

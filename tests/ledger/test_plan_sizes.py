@@ -11,6 +11,7 @@ from ledger.test_plan import ALL, asked, lengths_of
 from gruppetto.errors import UserError
 from gruppetto.ledger.generation import ideal
 from gruppetto.ledger.generation.spread import together_s
+from gruppetto.ledger.layouts.layout import ServeLayout
 from gruppetto.ledger.models.catalog import model_of
 from gruppetto.ledger.plan.advice import place_all, placed_and_refused
 from gruppetto.ledger.plan.placements import Placements
@@ -50,6 +51,14 @@ def test_more_gpus_than_rollouts_are_not_slower(name, groups):
     counts = (32, 64, 100, 256, 512, 2000)
     steps = [Placements(asked(gpus=gpus, groups=groups)).place(name).step_s.value for gpus in counts]
     assert all(more <= less * 1.02 for less, more in pairwise(steps)), steps
+
+
+def test_gpus_that_a_layout_leaves_over_are_told():
+    found = plan(asked(gpus=33, groups=128, group_size=8, placements=("colocated",), serve=ServeLayout(tp=8)))
+    said = [sentence for sentence in assumptions(found) if "generate nothing" in sentence]
+    assert said == ["colocated: engines of 8 GPUs use 32 of 33; 1 generate nothing."]
+    whole = plan(asked(gpus=32, groups=128, group_size=8, placements=("colocated",)))
+    assert not any("nothing." in sentence for sentence in assumptions(whole))
 
 
 @pytest.mark.parametrize("name", ["colocated", "disaggregated"])

@@ -78,16 +78,18 @@ def _work(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--prompts", default=128, metavar="N", help="prompts of a step (128)")
     group.add_argument("--group-size", default=8, metavar="N", help="rollouts of a prompt (8)")
-    group.add_argument("--mean-tokens", metavar="N", help="mean tokens of a response, as in 8k")
-    group.add_argument("--max-tokens", metavar="N", help="longest response")
-    group.add_argument("--prompt-tokens", metavar="N", help="tokens of a prompt")
-    group.add_argument("--cv", metavar="X", help="standard deviation of lengths over their mean")
-    group.add_argument("--icc", metavar="X", help="how alike siblings' lengths are, 0 to 1")
+    group.add_argument("--mean-tokens", metavar="N", help="mean tokens of a response, as in 8k (reasoning 8k)")
+    group.add_argument("--max-tokens", metavar="N", help="longest response (reasoning 32k)")
+    group.add_argument("--prompt-tokens", metavar="N", help="tokens of a prompt (reasoning 512)")
+    group.add_argument(
+        "--cv", metavar="X", help="standard deviation of lengths over their mean, before the cut (reasoning 1)"
+    )
+    group.add_argument("--icc", metavar="X", help="how alike siblings' lengths are, 0 to 1 (reasoning .5)")
     group.add_argument("--runaways", default=0.0, metavar="X", help="share of rollouts that reach the cap (0)")
-    group.add_argument("--turns", metavar="N", help="model calls of a rollout")
-    group.add_argument("--tool-seconds", metavar="T", help="mean seconds of a tool call")
-    group.add_argument("--tool-sigma", metavar="X", help="spread of its logarithm")
-    group.add_argument("--observation-tokens", metavar="N", help="tokens that a call answers with")
+    group.add_argument("--turns", metavar="N", help="model calls of a rollout (agent 20, else 1)")
+    group.add_argument("--tool-seconds", metavar="T", help="mean seconds of a tool call (agent 5)")
+    group.add_argument("--tool-sigma", metavar="X", help="standard deviation of its logarithm (agent 1.7)")
+    group.add_argument("--observation-tokens", metavar="N", help="tokens that a call answers with (agent 600)")
 
 
 def _choices(group: argparse._ArgumentGroup) -> None:
@@ -111,7 +113,7 @@ def _choices(group: argparse._ArgumentGroup) -> None:
         "--sleep",
         default="level2",
         choices=("level1", "level2", "release"),
-        help="how colocated engines give up memory",
+        help="how colocated engines give up memory (level2)",
     )
     group.add_argument(
         "--sync", default="broadcast", choices=("reshard", "broadcast", "gather"), help="how weights travel (broadcast)"
@@ -122,10 +124,10 @@ def _choices(group: argparse._ArgumentGroup) -> None:
 def _environment(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sandbox-seconds", metavar="T", help="CPU seconds of an execution (as a tool call)")
     group.add_argument("--sandbox-cores", default=1.0, metavar="N", help="cores of a sandbox (1)")
-    group.add_argument("--sandbox-start", metavar="T", help="seconds to start one")
+    group.add_argument("--sandbox-start", metavar="T", help="seconds to start one (0)")
     group.add_argument("--sandboxes", default=0, metavar="N", help="sandboxes there are (as many as wanted)")
     group.add_argument("--wall", metavar="T", help="in which all executions are to be done, as in 30m (the rollouts)")
-    group.add_argument("--image-size", metavar="B", help="bytes of an image")
+    group.add_argument("--image-size", metavar="B", help="bytes of an image, as in 2GB")
     group.add_argument("--images", default=0, metavar="N", help="different images of a step")
 
 

@@ -10,12 +10,14 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from gruppetto.ledger.figure import Figure
+from gruppetto.ledger.machines.efficiency import Efficiency
 from gruppetto.ledger.machines.storage import kv_element_bytes
 from gruppetto.ledger.plan.advice import SIMPLER, Flip, Sweep, flips
 from gruppetto.ledger.plan.ask import Ask
 from gruppetto.ledger.plan.losses import losses
 from gruppetto.ledger.plan.placements import Placed, Placements
 from gruppetto.ledger.plan.plan import Plan, Simulated, assumptions
+from gruppetto.ledger.plan.sandboxes import account
 from gruppetto.ledger.plan.spans import memory, spans
 from gruppetto.ledger.plan.stages import Stage
 from gruppetto.ledger.transfers.switch import Switch
@@ -37,6 +39,7 @@ def as_json(plan: Plan, *, command: str = "", split: bool = False) -> Json:
         "placements": {name: _placed(plan, one) for name, one in plan.placed.items()},
         "sync": _sync(plan),
         "switch": _switch(plan),
+        "environment": _environment(plan),
         "sweeps": [_sweep(one) for one in plan.sweeps],
         "flips": [_flip(flip) for one in plan.sweeps for flip in flips(one)],
         "recommendation": {
@@ -81,11 +84,40 @@ def _ask(plan: Plan, command: str) -> Json:
         "group_size": ask.group_size,
         "gpus": ask.gpus,
         "gpu": ask.gpu.name,
+        "split": None if ask.split is None else list(ask.split),
+        "serve": None if ask.serve is None else asdict(ask.serve),
+        "train": None if ask.train is None else asdict(ask.train),
         "max_staleness": ask.max_staleness,
+        "depth": ask.depth,
+        "old_logprobs": ask.old_logprobs,
+        "reference": ask.reference,
+        "critic": ask.critic,
+        "judge": None if ask.judge is None else ask.judge.model.name,
         "serve_dtype": ask.serve_dtype,
+        "kv_dtype": ask.kv_dtype,
+        "slots": ask.slots,
+        "micro_tokens": ask.micro_tokens,
+        "sleep": ask.sleep,
+        "sync": ask.sync_how,
+        "density": ask.changed,
         "efficiency": ask.efficiency.name,
+        "shares": _shares(ask.efficiency),
         "placements": list(ask.placements),
     }
+
+
+def _shares(efficiency: Efficiency) -> Json:
+    """What is assumed of the peaks, each with where it is from."""
+    names = (f.name for f in fields(efficiency) if f.name not in ("name", "origin", "own"))
+    return {name: {"value": getattr(efficiency, name), "source": efficiency.source(name)} for name in names}
+
+
+def _environment(plan: Plan) -> Json | None:
+    """What a batch asks of sandboxes; None where nothing is executed."""
+    found = account(plan.ask, plan.chosen)
+    if found is None:
+        return None
+    return {**{name: figure.value for name, figure in found.items()}, "figures": _figures(found)}
 
 
 def _model(plan: Plan) -> Json:

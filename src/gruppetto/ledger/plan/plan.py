@@ -89,6 +89,7 @@ def assumptions(plan: Plan) -> Iterator[str]:
         "memory are charged beside it."
     )
     yield from _idle(plan)
+    yield from _unused(plan)
     yield from _chosen_assumptions(plan)
     yield "A prompt is prefilled once for each of its rollouts; engines that share prefixes do less."
     if 0 < ask.model.context < ask.context:
@@ -125,6 +126,17 @@ def _idle(plan: Plan) -> Iterator[str]:
                 f"{name}: at most {live:,} rollouts are live, for {one.rollout.count:,} engines: {idle:,} GPUs stand "
                 f"idle; about {use:,} are of use (--gpus {use}), or more with more --prompts."
             )
+
+
+def _unused(plan: Plan) -> Iterator[str]:
+    """GPUs of a side that its layout leaves over."""
+    for name, one in plan.placed.items():
+        rollout, trainer = one.rollout, one.trainer
+        if left := rollout.gpus - rollout.used:
+            each = rollout.layout.gpus
+            yield f"{name}: engines of {each} GPUs use {rollout.used:,} of {rollout.gpus:,}; {left:,} generate nothing."
+        if left := trainer.gpus - trainer.used:
+            yield f"{name}: the trainer uses {trainer.used:,} of {trainer.gpus:,} GPUs; {left:,} train nothing."
 
 
 def _chosen_assumptions(plan: Plan) -> Iterator[str]:
