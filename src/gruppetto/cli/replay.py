@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--compare",
         metavar="A,B",
-        help="scheduler types, each may carry settings: partial:over_age=drop; oracle knows lengths beforehand",
+        help="scheduler types, each may carry settings: partial:depth=2; oracle knows lengths beforehand",
     )
     parser.add_argument(
         "--column", metavar="ROLE=NAME", action="append", default=[], help="column of a table: length=n_tokens"
@@ -107,17 +107,18 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
     """Raises `UserError` for a policy that cannot be, for a setting that would say nothing, and where another run has
     the folder."""
     from gruppetto.config.loader import COMMAND_LINE
-    from gruppetto.config.preflight import refuse_scheduler
+    from gruppetto.config.preflight import refuse_name, refuse_scheduler
     from gruppetto.config.toml import value_text
     from gruppetto.sim.anew import refuse_source, refuse_taken
     from gruppetto.sim.compare import OF_THE_RECORD
 
     loaded = replay.config(name, files, _beneath(name, overrides))
-    for key in OF_THE_RECORD:
-        if loaded.origins.get(key) == COMMAND_LINE:
+    for key, origin in loaded.origins.items():
+        if origin == COMMAND_LINE and key.startswith(OF_THE_RECORD):
             said = f"{key} = {value_text(loaded.values()[key])} ({COMMAND_LINE})"
             raise UserError(f"{said}: the rollouts of a replay are those of {replay.trace.path}; leave it out")
     refuse_scheduler(loaded.config)
+    refuse_name(loaded.config)
     target = Path(loaded.config.run.dir) / loaded.config.run.name
     refuse_source(target, replay.trace.path)
     refuse_taken(target)
@@ -128,13 +129,13 @@ def _run_all(replay: Replay, configs: dict[str, Loaded], results: dict[str, dict
     """Fills in the figures of what was measured and of each replay, all over the same steps; why replays failed."""
     from gruppetto.cli.side_by_side import carry_out
     from gruppetto.sim.compare import warm_up
-    from gruppetto.sim.replay.running import ORACLE, run_again
+    from gruppetto.sim.replay.running import is_oracle, run_again
 
     skipped = warm_up([loaded.config for loaded in configs.values()])
     results.update({} if replay.measured is None else _measured(replay.measured, skipped))
 
     def run_one(name: str, loaded: Loaded) -> Path:
-        return run_again(loaded, replay.demand, oracle=name == ORACLE)
+        return run_again(loaded, replay.demand, oracle=is_oracle(name))
 
     return carry_out(configs, run_one, skipped, results)
 
@@ -163,10 +164,13 @@ def _what_is_run(config: Config) -> tuple[str, str, str]:
 
 
 def _columns(texts: list[str]) -> dict[str, str]:
-    columns = {}
+    columns: dict[str, str] = {}
     for text in texts:
         role, equals, name = text.partition("=")
         if not equals or not role or not name:
             raise UserError(f"--column {text} is no role and name; write --column length=n_tokens")
-        columns[role] = name
+        if columns.setdefault(role, name) != name:
+            raise UserError(
+                f"--column {role}={columns[role]} and --column {text} name two columns for one role; write one"
+            )
     return columns

@@ -19,7 +19,8 @@ from gruppetto.config.toml import value_text
 from gruppetto.errors import UserError
 from gruppetto.extras import needs
 from gruppetto.imports import one_line
-from gruppetto.presets import build_policy
+from gruppetto.presets import PLAIN, PRESETS, build_policy
+from gruppetto.scheduler.policies.composed import Composed
 
 KEPT = (
     "run.seed",
@@ -161,10 +162,29 @@ def _scheduler(config: Config) -> Iterator[str]:
         yield from idle
         return
     try:
-        build_policy(config)
+        policy = build_policy(config)
     except UserError as error:
         yield from str(error).splitlines()
+    else:
+        yield from _never_over_age(config, policy)
     yield from idle
+
+
+def _never_over_age(config: Config, policy: Composed) -> Iterator[str]:
+    """That nothing gets older than allowed, where something else than waiting is to be done about it."""
+    section = config.scheduler
+    own = (PLAIN | PRESETS.get(section.type, {}))["over_age"]
+    if section.over_age in (None, "wait", own):
+        return
+    k, why = policy.freshness.max_staleness, ""
+    if k is None:
+        why = (
+            "without scheduler.max_staleness, so that no token is too old; write scheduler.max_staleness = 1, or leave"
+        )
+    elif section.type != "tail_batch" and policy.rounds.depth <= 1 and config.run.placement == "colocated":
+        why = "where a batch's rollouts are all that is live (depth 1), so that none gets old; leave"
+    if why:
+        yield f'scheduler.over_age = "{section.over_age}" has no use {why} it out'
 
 
 LIMITS_OF_AUTO = ("allow_mask", "allow_censoring", "max_waste")

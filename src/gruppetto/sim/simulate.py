@@ -16,7 +16,7 @@ from gruppetto.auto.ask import ask_here
 from gruppetto.auto.chooser import Chooser
 from gruppetto.auto.settings import auto_settings
 from gruppetto.clock import run_virtual
-from gruppetto.config.loader import Loaded
+from gruppetto.config.loader import COMMAND_LINE, DEFAULT, Loaded
 from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
 from gruppetto.presets import build_policy, loop_settings
@@ -47,7 +47,9 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
     `demand`: the workload, where it is not the one that sim.workload names.
     """
     config = loaded.config
-    demand = demand or workload_of(config)
+    if demand is None:
+        refuse_idle(loaded)
+        demand = workload_of(config)
     check(config, demand)
     path = Path(config.run.dir) / config.run.name
     environment = {"simulated": True, "packages": {"gruppetto": __version__}}
@@ -58,6 +60,28 @@ def simulate(loaded: Loaded, demand: Demand | None = None) -> Path:
         finally:
             folder.close()
     return path
+
+
+def refuse_idle(loaded: Loaded) -> None:
+    """Raises `UserError` for settings of [sim.lengths] that nothing takes notice of: given together with a workload
+    that draws its own lengths, or over it. Those that a later workload has replaced are no mistake."""
+    workload, origins = loaded.config.sim.workload, loaded.origins
+    if workload == GENERATED:
+        return
+    chosen = _file(origins["sim.workload"])
+    for key, origin in origins.items():
+        if not key.startswith("sim.lengths.") or origin == DEFAULT:
+            continue
+        if origin == COMMAND_LINE or chosen in (DEFAULT, _file(origin)):
+            raise UserError(
+                f'{key} ({origin}) has no use with sim.workload = "{workload}", whose lengths are its own; leave it '
+                f'out, or write sim.workload = "{GENERATED}"'
+            )
+
+
+def _file(origin: str) -> str:
+    """Where a value comes from, without its line."""
+    return origin.rpartition(":")[0] or origin
 
 
 def check(config: Config, demand: Demand) -> None:
@@ -111,8 +135,8 @@ def demand_of(workload: str) -> Demand:
         return PUBLISHED[workload].workload
     if workload in FAMILIES:
         return family(workload).workload
-    if not Path(workload).exists():
-        near = get_close_matches(workload, [*FAMILIES, *PUBLISHED, GENERATED], n=1, cutoff=0.0)[0]
+    if not workload or not Path(workload).exists():
+        near = get_close_matches(workload, [*FAMILIES, *PUBLISHED, GENERATED], n=1, cutoff=0.0)[0] if workload else "A"
         raise UserError(
             f'sim.workload = "{workload}" is no family ({", ".join(FAMILIES)}), no published workload '
             f'({", ".join(PUBLISHED)}), not "{GENERATED}", which [sim.lengths] draws, and no file; '

@@ -34,6 +34,11 @@ ORACLE = "oracle"
 """Synchronous, and it knows every length beforehand: the longest first."""
 
 
+def is_oracle(entry: str) -> bool:
+    """Whether an entry of `--compare` is `oracle`, with settings or without."""
+    return entry.partition(":")[0] == ORACLE
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LongestFirst(FixedOrder):
     """The longest rollout first, by its true length: what knowing lengths could buy at most."""
