@@ -312,6 +312,13 @@ def test_single_rollouts_are_put_in_groups_and_that_is_said(tmp_path):
         (["t.csv", "--characters-per-token", "0"], "characters_per_token"),
         (["t.csv", "nothing.toml"], "nothing.toml"),
         (["t.csv", "--compare", "sync:sim.workload=C"], 'sim.workload = "C" (command line): the rollouts of a replay'),
+        (
+            ["t.csv", "sim.lengths.mean_tokens=4"],
+            "sim.lengths.mean_tokens = 4.0 (command line): the rollouts of a replay",
+        ),
+        (["t.csv", "--column", "length=a", "--column", "length=b"], "name two columns for one role; write one"),
+        (["t.csv", f"run.name={'x' * 250}"], "cannot name a folder"),
+        (["t.csv", "--compare", "oracle:depth=2"], "scheduler.depth: depth = 2"),
         (["t.csv", "sim.tasks=4"], "sim.tasks = 4 (command line): the rollouts of a replay are those of t.csv"),
     ],
 )

@@ -1,6 +1,8 @@
 """Malformed traces: one line each, with the file, the row and what to write instead."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,20 @@ FILES = {
     "fraction": (b'{"length": 3.5}\n', r"t row 1: length = 3\.5 is no count"),
     "word": (b"length\nmany\n", r"t row 2: length = 'many' is not a number"),
     "inf": (b"length\ninf\n", r"t row 2: length = 'inf' is not a number"),
+    "1e308": (b"length\n1e308\n", r"t row 2: length = '1e308' is not a number \(of 1e\+30 at most\)"),
+    "long integer": (b'{"length": 1%s}\n' % (b"0" * 400), r"t row 1: length = 10+… is not a number"),
+    "10^12 tokens": (b"length\n1e12\n", r"t row 2: length = '1e12' is more than any model writes; write tokens"),
+    "10^12 tokens of a prompt": (
+        b"length,prompt_tokens\n3,1e12\n",
+        r"t row 2: prompt_tokens = '1e12' is more than any",
+    ),
+    "10^12 tokens of a turn": (
+        b'{"turns": [{"tokens": 1000000000000}]}\n',
+        r"t row 1 turn 0: tokens = 10+ is more than",
+    ),
+    "10^12 seconds": (b"length,tool_s\n3,1e12\n", r"t row 2: tool_s = '1e12' is longer than any tool; write seconds"),
+    "1e300 of reward": (b"length,reward\n3,-1e300\n", r"t row 2: reward = '-1e300' is not a number"),
+    "deep json": (b'{"samples": %s' % (b"[" * 99_999), r"t row 1: maximum recursion depth"),
     "boolean": (b'{"length": true}\n', r"t row 1: length = True is not a number"),
     "list": (b'{"length": [3]}\n', r"t row 1: length = \[3\] is not a number"),
     "empty length": (b"group,length\n0,\n", r"t row 2: length is empty; write the model tokens"),
@@ -87,6 +103,117 @@ def test_nothing_there(tmp_path):
         read_trace(tmp_path / "gone")
     with pytest.raises(UserError, match=r"is no run folder and holds no numbered dumps such as 12\.jsonl"):
         read_trace(tmp_path)
+
+
+def test_what_is_no_file_is_one_line(tmp_path):
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "1.jsonl").write_text('{"length": 3}\n')
+    (tmp_path / "dumps" / "2.jsonl").symlink_to("nothing")
+    with pytest.raises(UserError, match=r"dumps/2\.jsonl is a link to nothing, and a trace is a file"):
+        read_trace(tmp_path / "dumps")
+    (tmp_path / "dumps" / "2.jsonl").unlink()
+    (tmp_path / "dumps" / "2.csv").mkdir()
+    with pytest.raises(UserError, match=r"dumps/2\.csv is a folder, and a trace is a file"):
+        read_trace(tmp_path / "dumps")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(UserError, match="is a pipe or a device, and a trace is a file that is read more than once"):
+            read_trace(path)
+    with pytest.raises(UserError, match="there is no trace at ''; write a run folder"):
+        read_trace("")
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "t").write_text('{"length": 3}\n')
+
+    def broken(path, *args, **named):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.open", broken)
+    with pytest.raises(UserError, match=r"t cannot be read: permission denied; write a run folder"):
+        read_trace(tmp_path / "t")
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.csv")
+    Path(path).write_text("length\n3\n")
+    with pytest.raises(UserError, match=r"the name of .*\\udce9\.csv is no text in UTF-8; rename it"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("text", ["length\n0\n0\n", '{"length": 0}\n{"length": 0}\n'])
+def test_where_nobody_made_a_token_that_is_said(tmp_path, text):
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(UserError, match=r"t: no rollout made a token \(its 2 lengths are all 0\); write the tokens"):
+        read_trace(tmp_path / "t").workload()
+
+
+@pytest.mark.parametrize("characters", [0, -1, 1e-300, 1e9, float("inf"), float("nan")])
+def test_characters_that_no_token_has(tmp_path, characters):
+    (tmp_path / "t").write_text(VERL.replace(', "response_length": %s', "") % ('"abcd"', "1"))
+    with pytest.raises(UserError, match=r"characters_per_token = .* cannot be; write a number from 0\.1 to 100"):
+        read_trace(tmp_path / "t", characters_per_token=characters)
+    assert read_trace(tmp_path / "t", characters_per_token=100).rollouts[0].tokens == 1
+
+
+# -- what says nothing of a trace -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "said"),
+    [
+        (VERL % ('"a"', "1", "3"), ("foo", "input"), "foo is no role; write one of"),
+        (
+            VERL % ('"a"', "1", "3"),
+            ("turn", "input"),
+            r"is a verl dump, .* turn says nothing; leave it out \(there are",
+        ),
+        (VERL % ('"a"', "1", "3"), ("group", "uid"), "but .*t has input, output"),
+        (OURS % 3, ("length", "tokens"), "is a rollouts file of ours, whose fields are known; leave it out"),
+        (SLIME % '[{"response_length": 3}]', ("length", "x"), "is a slime dump, whose fields are known; leave it out"),
+        ("length,m\n3,0\n", ("member", "m"), "says nothing of .*t: no column says which group a member belongs to"),
+        (
+            "group,member,turn,length,t\n0,0,0,3,0\n",
+            ("turns", "t"),
+            r"says nothing of .*t: its rows are turns \(turn\)",
+        ),
+    ],
+)
+def test_a_column_that_nobody_takes_notice_of_is_refused(tmp_path, text, column, said):
+    (tmp_path / "t").write_text(text)
+    role, name = column
+    with pytest.raises(UserError, match=rf"^--column {role}={name}.*{said}"):
+        read_trace(tmp_path / "t", columns={role: name})
+
+
+def test_options_of_a_trace_say_nothing_of_a_run_folder_or_of_tokens(tmp_path):
+    (tmp_path / "config.resolved.json").write_text('{"rollout": {"max_tokens": 9}}')
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_text(OURS % 3)
+    with pytest.raises(UserError, match=r"--column length=tokens: .* is a run folder, whose fields are known"):
+        read_trace(tmp_path, columns={"length": "tokens"})
+    (tmp_path / "t").write_text("length\n3\n")
+    for path in (tmp_path, tmp_path / "t"):
+        with pytest.raises(UserError, match=r"--characters-per-token 4: the lengths of .* are tokens; leave it out"):
+            read_trace(path, characters_per_token=4)
+
+
+def test_columns_of_a_verl_dump_play_the_roles_they_are_given(tmp_path):
+    rows = [{"input": "p", "output": "x", "score": 1, "step": 1, "uid": uid, "n": n} for n, uid in enumerate("aabb", 3)]
+    (tmp_path / "t").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(tmp_path / "t", columns={"length": "n", "group": "uid", "tool": "n", "reward": "n"})
+    assert [(r.group, r.member, r.tokens, r.tool_s, r.reward) for r in trace.rollouts] == [
+        (0, 0, 3, 3, 3), (0, 1, 4, 4, 4), (1, 0, 5, 5, 5), (1, 1, 6, 6, 6)
+    ]  # fmt: skip
+    assert not any("group" in word for word in trace.missing)
+    assert any("group" in word for word in read_trace(tmp_path / "t", columns={"length": "n"}).missing)
+
+
+def test_observations_without_turns_are_left_out_and_that_is_said(tmp_path):
+    (tmp_path / "t").write_text("length,obs_tokens\n3,9\n")
+    assert (
+        "after which turns the tokens of obs_tokens were read (they are left out)" in read_trace(tmp_path / "t").missing
+    )
 
 
 def test_a_run_without_rollouts_or_with_a_damaged_config(tmp_path):

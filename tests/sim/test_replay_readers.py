@@ -174,7 +174,7 @@ def test_verl_without_token_counts_is_said_to_be_characters(tmp_path):
     assert "endings (whether a length was cut off)" in trace.missing
     assert trace.summary().censored_share is None
     with pytest.raises(
-        UserError, match="no token counts, and characters cannot be simulated; write --characters-per-token N"
+        UserError, match="no token counts, and characters cannot be simulated; replay it with --characters"
     ):
         trace.workload()
     with pytest.raises(UserError, match="no token counts"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gruppetto.cli.output import check_json, write_json
@@ -32,11 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from gruppetto.config.saved import refuse_damaged_run
     from gruppetto.presets import in_force
     from gruppetto.record.explain import explain, to_text
     from gruppetto.record.lines import to_json
 
     check_json(args.json)
+    refuse_damaged_run(Path(args.run_folder))
     explanation = explain(args.run_folder, args.step, None if args.no_replay else _replayer(), in_force)
     if args.json != "-":
         print(to_text(explanation), end="", flush=True)

@@ -1,7 +1,7 @@
 """Reading a run folder back: what `explain` needs of it, whatever version wrote it.
 
-Promises: a half-written last line, as a kill leaves one, is passed over; any other line that is not JSON is refused
-with its place; what an older version did not write is absent, never guessed.
+Promises: a half-written last line, as a kill leaves one, is passed over; any other line that is not JSON, and a value
+that cannot be, is refused with its place; what an older version did not write is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gruppetto.errors import UserError
+from gruppetto.record.explain.checked import checked_row
 from gruppetto.record.folder import aside
 
 S = TypeVar("S")
@@ -173,13 +174,13 @@ def read_run(path: str | Path) -> RunRecord:
     if not config.is_file() or not metrics.is_file():
         lacks = config.name if not config.is_file() else metrics.name
         raise UserError(f"{path} is no run folder (it has no {lacks}); write the folder of a run, such as runs/latest")
-    found = _lines(metrics, dict[str, Any])
-    rows = tuple(MetricsRow(row, metrics) for row in found if isinstance(row.get("step"), int))
+    found = enumerate(_lines(metrics, dict[str, Any]), start=1)
+    rows = tuple(MetricsRow(checked_row(metrics, number, row), metrics) for number, row in found if "step" in row)
     if not rows:
         raise UserError(f"the run in {path} has no finished step yet; explain it after its first step")
     try:
         resolved = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{config} is not JSON: {error}; the run folder is damaged") from None
     return RunRecord(path, resolved, rows)
 
@@ -200,7 +201,7 @@ def _lines(path: Path, kind: type[S], holding: Sequence[bytes] = ()) -> Iterator
                 continue
             try:
                 yield decoder.decode(line)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
                 raise UserError(f"{path} line {number} cannot be read: {error}; the run folder is damaged") from None

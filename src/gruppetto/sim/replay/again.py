@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.config.loader import Loaded, document_lines, load
+from gruppetto.config.saved import refuse_damaged
 from gruppetto.config.schema import Config
 from gruppetto.errors import UserError
 from gruppetto.record.explain.engines import engines
@@ -43,8 +44,14 @@ SLOTS = 64
 TIMEOUT_S = 1e6
 """No rollout of a trace of another system is given up: what it did is known."""
 
+SLOWEST_S = 10.0
+"""Nor where it is long: seconds a token that no engine takes."""
+
 UNGROUPED = 8
 """Rollouts of a group where the record knows no groups."""
+
+LONGEST_STEM = 100
+"""Bytes of a file's name that its replays are called after."""
 
 AS_RUN = "as it ran"
 """The name of the run's own scheduling policy."""
@@ -79,7 +86,7 @@ class Replay:
         """
         placed = self.below.get("run", {}).get("placement") == "disaggregated"
         own, chosen = ({"scheduler": self.scheduler or {}}, []) if scheduler == AS_RUN else (
-            {}, compare.overrides("sync" if scheduler == ORACLE else scheduler, placed=placed)
+            {}, compare.overrides(re.sub(f"^{ORACLE}(?=:|$)", "sync", scheduler), placed=placed)
         )  # fmt: skip
         run = self.above["run"]
         above = {**self.above, "run": {**run, "name": f"{run['name']}-{re.sub('[^A-Za-z0-9_.]+', '-', scheduler)}"}}
@@ -115,11 +122,15 @@ def prepare(
 def _of_run(trace: Trace, folder: Path) -> Replay:
     record = read_run(folder)
     config = record.config
+    refuse_damaged(folder / "config.resolved.json", config)
     if lacks := [name for name in ("run", "rollout", "engine", "scheduler") if name not in config]:
         raise UserError(
             f"{folder}/config.resolved.json has no [{lacks[0]}]; replay a run folder of this version, or write out its "
             "lengths as a table"
         )
+    sizes = ("prompts_per_step", "group_size", "max_tokens")
+    if lacks := [key for key in sizes if key not in config["rollout"]]:
+        raise UserError(f"{folder}/config.resolved.json has no rollout.{lacks[0]}; replay a run folder that is whole")
     simulated = is_simulated(folder.resolve())
     prices = _prices(trace, record, simulated)
     if (
@@ -131,8 +142,8 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
     tables: dict[str, dict[str, Any]] = {name: _known(config, name) for name in TABLES}
     tables["sim"] = {**tables.get("sim", {}), **prices.sim, "tasks": 0, **({} if simulated else {"failures": []})}
     above = {
-        "run": {"name": f"{folder.resolve().name}-replay", "steps": record.steps[-1]},
-        "rollout": {key: config["rollout"][key] for key in ("prompts_per_step", "group_size", "max_tokens")},
+        "run": {"name": f"{_plain(folder.resolve().name)}-replay", "steps": record.steps[-1]},
+        "rollout": {key: config["rollout"][key] for key in sizes},
         "sim": {"workload": str(folder)},
     }
     tables["run"]["dir"] = str(folder.parent)
@@ -223,7 +234,7 @@ def _of_trace(trace: Trace) -> Replay:
         words = (*words, f"the trace has no prompt lengths: {PROMPT_TOKENS} tokens are assumed")
     unknown = [word for word in trace.missing if not word.startswith(("prompt tokens", "groups (each"))]
     above: Tables = {
-        "run": {"name": f"{Path(trace.path).stem}-replay", "steps": max(steps, FEWEST)},
+        "run": {"name": f"{_plain(Path(trace.path).stem)}-replay", "steps": max(steps, FEWEST)},
         "rollout": {"prompts_per_step": batch, "group_size": size, "max_tokens": longest},
         "engine": {"context": longest + prompt + observed + 1},
         "sim": {"workload": trace.path, "tasks": 0},
@@ -239,7 +250,7 @@ def _of_trace(trace: Trace) -> Replay:
             *found.words,
         ),
         below={
-            "rollout": {"timeout_s": max(TIMEOUT_S, 2 * found.longest_tool_s)},
+            "rollout": {"timeout_s": max(TIMEOUT_S, 2 * found.longest_tool_s, SLOWEST_S * longest)},
             "engine": {"slots": SLOTS, "count": max(1, -(-batch * size // (2 * SLOTS)))},
         },
         above=above,
@@ -274,6 +285,12 @@ def _group_size(sizes: Sequence[int]) -> tuple[int, tuple[str, ...]]:
 def _steps_words(steps: int, groups: int) -> str:
     recorded = "1 recorded step" if steps == 1 else f"{steps} recorded steps"
     return f"{recorded}, {groups:,} groups; past them whole groups are drawn again"
+
+
+def _plain(name: str) -> str:
+    """What a run folder can be called after a file."""
+    shown = "".join(character if character.isprintable() else "_" for character in name)
+    return shown.encode()[:LONGEST_STEM].decode(errors="ignore")
 
 
 def _toml(tables: Tables) -> str:

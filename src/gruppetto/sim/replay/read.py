@@ -32,6 +32,11 @@ _SUFFIXES = (".jsonl", ".pt", ".json", ".csv")
 _PYTORCH = (b"PK\x03\x04", b"\x80")
 _PEEK = 4096
 
+FEWEST_CHARACTERS, MOST_CHARACTERS = 0.1, 100
+"""Of a token, in any writing."""
+
+SLIME = "a slime dump"
+
 
 def read_trace(
     path: str | Path, columns: Mapping[str, str] | None = None, characters_per_token: float | None = None
@@ -43,16 +48,28 @@ def read_trace(
     Raises `UserError` when there is nothing there or it cannot be read.
     """
     place = Path(path)
-    if characters_per_token is not None and not characters_per_token > 0:
-        raise UserError(f"characters_per_token = {characters_per_token} cannot be; write a number above 0, such as 4")
-    if not place.exists():
-        raise UserError(f"there is no trace at {place}; write a run folder or a rollout dump")
-    trace = _read_folder(place, columns or {}) if place.is_dir() else _read_file(place, columns or {})
+    if characters_per_token is not None and not FEWEST_CHARACTERS <= characters_per_token <= MOST_CHARACTERS:
+        raise UserError(
+            f"characters_per_token = {characters_per_token:g} cannot be; write a number from {FEWEST_CHARACTERS} to "
+            f"{MOST_CHARACTERS}, such as 4"
+        )
+    if not str(path) or not place.exists():
+        raise UserError(f"there is no trace at {path or repr(path)}; write a run folder or a rollout dump")
+    if (shown := str(place).encode(errors="backslashreplace").decode()) != str(place):
+        raise UserError(f"the name of {shown} is no text in UTF-8; rename it")
+    try:
+        trace = _read_folder(place, columns or {}) if place.is_dir() else _read_file(place, columns or {})
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or place} cannot be read: {(error.strerror or str(error)).lower()}; write a run folder "
+            "or a rollout dump that can"
+        ) from None
     return _in_tokens(trace, characters_per_token) if characters_per_token else trace
 
 
 def _read_folder(folder: Path, columns: Mapping[str, str]) -> Trace:
     if (folder / "config.resolved.json").exists():
+        _refuse_columns(str(folder), "a run folder", columns)
         return read_run(folder)
     files = [file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.stem.isdecimal()]
     if not files:
@@ -61,12 +78,21 @@ def _read_folder(folder: Path, columns: Mapping[str, str]) -> Trace:
     return _joined(str(folder), files, [_read_file(file, columns) for file in files])
 
 
+def _refuse_columns(path: str, kind: str, columns: Mapping[str, str]) -> None:
+    for role, column in columns.items():
+        raise UserError(f"--column {role}={column}: {path} is {kind}, whose fields are known; leave it out")
+
+
 def _read_file(path: Path, columns: Mapping[str, str]) -> Trace:
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "a link to nothing" if not path.exists() else "a pipe or a device"
+        raise UserError(f"{path} is {what}, and a trace is a file that is read more than once; write or name one")
     with path.open("rb") as file:
         start = file.read(_PEEK)
     if start.startswith(b"PAR1"):
         raise UserError(f"{path} is a Parquet file; write it out as JSONL or CSV, with one row for each rollout")
     if start.startswith(_PYTORCH):
+        _refuse_columns(str(path), SLIME, columns)
         return read_slime(str(path), load_pt(path))
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text:
@@ -74,7 +100,10 @@ def _read_file(path: Path, columns: Mapping[str, str]) -> Trace:
     if text[:1] not in (b"{", b"["):
         return read_table(str(path), csv_rows(path), columns)
     document = _document(path)
-    return _read_rows(path, columns) if document is None else read_slime(str(path), document)
+    if document is None:
+        return _read_rows(path, columns)
+    _refuse_columns(str(path), SLIME, columns)
+    return read_slime(str(path), document)
 
 
 def _document(path: Path) -> object:
@@ -86,7 +115,7 @@ def _document(path: Path) -> object:
         return None
     try:
         document = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and (indented or "samples" in document) else None
 
@@ -98,9 +127,10 @@ def _read_rows(path: Path, columns: Mapping[str, str]) -> Trace:
         raise UserError(f"{path} holds no rows; write one for each rollout")
     whole = chain([first], rows)
     if first.data.keys() >= RUN_KEYS:
+        _refuse_columns(str(path), "a rollouts file of ours", columns)
         return run_trace(str(path), ((None, row) for row in whole), None)
     if first.data.keys() >= VERL_KEYS:
-        return read_verl(str(path), whole, columns.get("length"))
+        return read_verl(str(path), whole, columns)
     return read_table(str(path), whole, columns)
 
 
@@ -122,7 +152,7 @@ def _joined(folder: str, files: Sequence[Path], traces: Sequence[Trace]) -> Trac
 
 def _in_tokens(trace: Trace, characters: float) -> Trace:
     if trace.unit == "tokens":
-        return trace
-    rollouts = tuple(replace(r, tokens=round(r.tokens / characters)) for r in trace.rollouts)
+        raise UserError(f"--characters-per-token {characters:g}: the lengths of {trace.path} are tokens; leave it out")
+    rollouts = tuple(replace(r, tokens=max(r.tokens > 0, round(r.tokens / characters))) for r in trace.rollouts)
     missing = (f"token counts (characters of output / {characters:g})", *trace.missing[1:])
     return replace(trace, unit="tokens", rollouts=rollouts, missing=missing)

@@ -19,6 +19,12 @@ from gruppetto.errors import UserError
 _DELIMITERS = (",", ";", "\t")
 _SHOWN = 40
 
+LARGEST = 1e30
+"""Beyond this a number counts nothing, and sums of its square are none any more."""
+MOST_TOKENS = 10**8
+MOST_S = 1e9
+"""No tool takes longer: 30 years."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -32,19 +38,27 @@ class Row:
         return UserError(f"{self.place}: {text}")
 
     def count(self, key: str | None) -> int | None:
-        """A whole number, 0 or more: tokens, a position. None where there is no such column or the value is empty."""
-        number = self.number(key)
+        """A whole number, 0 or more: a position, a step. None where there is no such column or the value is empty."""
+        number, value = self.number(key), self.value(key)
         if number is None:
             return None
         if number < 0 or number != math.floor(number):
-            raise self.error(f"{key} = {_shown(self.data[str(key)])} is no count; write a whole number, 0 or more")
-        return int(number)
+            raise self.error(f"{key} = {_shown(value)} is no count; write a whole number, 0 or more")
+        return value if isinstance(value, int) else int(number)
+
+    def tokens(self, key: str | None) -> int | None:
+        """A count of tokens (or characters) that a model can have made or read."""
+        count = self.count(key)
+        if count is not None and count > MOST_TOKENS:
+            raise self.error(f"{key} = {_shown(self.value(key))} is more than any model writes; write tokens")
+        return count
 
     def seconds(self, key: str | None) -> float | None:
         """A time, 0 or more."""
         number = self.number(key)
-        if number is not None and number < 0:
-            raise self.error(f"{key} = {_shown(self.data[str(key)])} is no time; write seconds, 0 or more")
+        if number is not None and not 0 <= number <= MOST_S:
+            why = "is no time; write seconds, 0 or more" if number < 0 else "is longer than any tool; write seconds"
+            raise self.error(f"{key} = {_shown(self.value(key))} {why}")
         return number
 
     def number(self, key: str | None) -> float | None:
@@ -55,11 +69,16 @@ class Row:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             try:
                 number = float(value)
-            except (ValueError, OverflowError):
+            except ValueError:
                 number = math.nan
-            if math.isfinite(number):
+            except OverflowError:
+                number = math.inf
+            if abs(number) <= LARGEST:
                 return number
-        raise self.error(f"{key} = {_shown(value)} is not a number; write one, or leave it empty if it is not known")
+        raise self.error(
+            f"{key} = {_shown(value)} is not a number (of {LARGEST:g} at most); write one, or leave it empty if it is "
+            "not known"
+        )
 
     def word(self, key: str | None) -> str | None:
         """A name: a string or a number, as text."""

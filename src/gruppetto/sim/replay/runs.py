@@ -69,7 +69,7 @@ def run_trace(path: str, rows: Iterable[tuple[int | None, Row]], cap: int | None
 
 
 def _rollout(step: int | None, row: Row, group: int, member: int) -> TraceRollout:
-    tokens = row.count("tokens")
+    tokens = row.tokens("tokens")
     if tokens is None:
         raise row.error("has no tokens; this is no row of a run's rollouts file")
     finish = row.word("finish")
@@ -80,7 +80,7 @@ def _rollout(step: int | None, row: Row, group: int, member: int) -> TraceRollou
         tokens=tokens,
         turns=_turns(row),
         tool_s=row.seconds("tool_s"),
-        prompt_tokens=row.count("prompt_tokens"),
+        prompt_tokens=row.tokens("prompt_tokens"),
         reward=row.number("reward"),
         ending=Ending.ABORT if finish is None else ending_of(finish),
         finish=finish or ("aborted" if cut else "never finished"),
@@ -101,7 +101,7 @@ def _turns(row: Row) -> tuple[TraceTurn, ...] | None:
     parts = [
         Row(f"{row.place} turn {n}", dict(zip(("model", "obs", "tool"), t, strict=True))) for n, t in enumerate(listed)
     ]
-    return tuple(TraceTurn(p.count("model") or 0, p.count("obs"), p.seconds("tool")) for p in parts)
+    return tuple(TraceTurn(p.tokens("model") or 0, p.tokens("obs"), p.seconds("tool")) for p in parts)
 
 
 def _step(file: Path) -> int | None:

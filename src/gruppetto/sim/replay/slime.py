@@ -58,7 +58,7 @@ def _row(place: str, sample: Any) -> Row:
 
 
 def _rollout(row: Row, group: int, member: int, step: int | None) -> TraceRollout:
-    length = row.count("response_length")
+    length = row.tokens("response_length")
     if length is None:
         raise row.error("response_length is empty; write the response's tokens")
     finish = row.word("status")

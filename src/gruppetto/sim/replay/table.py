@@ -47,6 +47,7 @@ def read_table(path: str, rows: Iterable[Row], mapped: Mapping[str, str]) -> Tra
             f"{path} has no length column among {', '.join(held[0].data)}; name it one of {known}, "
             "or say which it is: --column length=<its name>"
         )
+    _refuse_idle(path, columns, mapped)
     attempts = _one_per_rollout(held, columns)
     keys = [attempt.group_key(number) for number, attempt in enumerate(attempts)]
     groups = number_groups(keys)
@@ -55,11 +56,23 @@ def read_table(path: str, rows: Iterable[Row], mapped: Mapping[str, str]) -> Tra
     missing = absent(rollouts)
     if "group" not in columns:
         missing.insert(0, "groups (each rollout stands alone, so nothing is known about siblings)")
+    if "observation" in columns and all(r.turns is None for r in rollouts):
+        missing.append(f"after which turns the tokens of {columns['observation']} were read (they are left out)")
     return Trace(path=path, kind="table", rollouts=rollouts, missing=tuple(missing), grouped="group" in columns)
 
 
 def find_columns(path: str, present: Sequence[str], mapped: Mapping[str, str]) -> dict[str, str]:
     """Role -> column, as mapped, else as recognised; roles without a column are left out."""
+    check_columns(path, present, mapped)
+    found = {role: [name for name in names if name in present] for role, names in ROLES.items()}
+    if len(found["length"]) > 1 and "length" not in mapped:
+        both = " and ".join(found["length"])
+        raise UserError(f"{path}: {both} could each be the length; say which: --column length={found['length'][0]}")
+    return {role: names[0] for role, names in found.items() if names} | dict(mapped)
+
+
+def check_columns(path: str, present: Sequence[str], mapped: Mapping[str, str]) -> None:
+    """Raises `UserError` for a role that there is not, and for a column that the file does not have."""
     for role, column in mapped.items():
         if role not in ROLES:
             near, known = get_close_matches(role, ROLES, n=1), ", ".join(ROLES)
@@ -67,11 +80,17 @@ def find_columns(path: str, present: Sequence[str], mapped: Mapping[str, str]) -
             raise UserError(f"--column {role}={column}: {role} is no role; write {instead}")
         if column not in present:
             raise UserError(f"--column {role}={column}, but {path} has {', '.join(present)}; write one of those")
-    found = {role: [name for name in names if name in present] for role, names in ROLES.items()}
-    if len(found["length"]) > 1 and "length" not in mapped:
-        both = " and ".join(found["length"])
-        raise UserError(f"{path}: {both} could each be the length; say which: --column length={found['length'][0]}")
-    return {role: names[0] for role, names in found.items() if names} | dict(mapped)
+
+
+def _refuse_idle(path: str, columns: Mapping[str, str], mapped: Mapping[str, str]) -> None:
+    """Raises `UserError` for a column that was asked for and of which nobody takes notice."""
+    why = {}
+    if "group" not in columns:
+        why["member"] = "no column says which group a member belongs to"
+    if "turn" in columns:
+        why["turns"] = f"its rows are turns ({columns['turn']})"
+    for role in why.keys() & mapped.keys():
+        raise UserError(f"--column {role}={mapped[role]} says nothing of {path}: {why[role]}; leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +127,7 @@ class _Attempt:
             tokens=self._tokens(turns),
             turns=turns,
             tool_s=self._tool_s(turns),
-            prompt_tokens=first.count(of.get("prompt")),
+            prompt_tokens=first.tokens(of.get("prompt")),
             reward=last.number(of.get("reward")),
             ending=ending_of(finish),
             finish=finish,
@@ -146,7 +165,7 @@ class _Attempt:
         total = sum(turn.model_tokens for turn in turns) if turns is not None else None
         if "turn" in self.columns and total is not None:
             return total
-        length = row.count(column)
+        length = row.tokens(column)
         if length is None and total is None:
             raise row.error(f"{column or self.columns['turns']} is empty; write the model tokens of every rollout")
         if length is not None and total is not None and length != total:
@@ -155,10 +174,10 @@ class _Attempt:
 
 
 def _turn(row: Row, columns: Mapping[str, str]) -> TraceTurn:
-    tokens = row.count(columns.get("length"))
+    tokens = row.tokens(columns.get("length"))
     if tokens is None:
         raise row.error("has no model tokens; write them as one of " + ", ".join(ROLES["length"]))
-    return TraceTurn(tokens, row.count(columns.get("observation")), row.seconds(columns.get("tool")))
+    return TraceTurn(tokens, row.tokens(columns.get("observation")), row.seconds(columns.get("tool")))
 
 
 def _one_per_rollout(rows: Sequence[Row], columns: Mapping[str, str]) -> list[_Attempt]:

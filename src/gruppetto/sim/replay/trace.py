@@ -109,7 +109,13 @@ class Trace:
         """
         self._require_tokens()
         kept = ([Recorded(_turns(r), r.prompt_tokens) for r in group if _did(r)] for group in self.groups())
-        return TraceWorkload(groups=tuple(tuple(group) for group in kept if group), order=order)
+        groups = tuple(tuple(group) for group in kept if group)
+        if not groups:
+            raise UserError(
+                f"{self.path}: no rollout made a token (its {len(self.rollouts):,} lengths are all 0); write the "
+                "tokens that each one made"
+            )
+        return TraceWorkload(groups=groups, order=order)
 
     def fit(self, cap: int | None = None) -> Workload:
         """The generator's parameters from the lengths. Rollouts cut off from outside are left out, since nobody knows
@@ -130,7 +136,8 @@ class Trace:
         if self.unit != "tokens":
             raise UserError(
                 f"{self.path} holds text but no token counts, and {self.unit} cannot be simulated; "
-                "write --characters-per-token N (about 4 for English prose), or add a response_length to each row"
+                "replay it with --characters-per-token N (about 4 for English prose), or add a response_length to each "
+                "row"
             )
 
 
