@@ -20,7 +20,6 @@ from gruppetto.record.account import (
     bubble,
     by_position,
     excess,
-    ks_allowance,
     length_icc,
     lengths_summary,
     step_bound,
@@ -89,7 +88,7 @@ def step_metrics(facts: StepFacts, pool: Pool, seen: LengthLedger) -> dict[str, 
     metrics |= _schedule(facts)
     metrics |= _seconds(facts, tokens, seen)
     metrics |= conservation(pool)
-    metrics |= _bias(facts, pool, seen, metrics["schedule/icc"])
+    metrics |= seen.bias(facts.groups, pool, metrics["schedule/icc"] or 0.0) | {"bias/censors": facts.censors}
     metrics |= facts.trainer
     metrics |= {f"time/{name}_s": value for name, value in facts.seconds.items()}
     return metrics | _rates(facts)
@@ -312,22 +311,6 @@ def _by_rows(total: Counter[int], parts: Sequence[Mapping[int, float]]) -> list[
 
 def _uncut(group: GroupEntry) -> list[int]:
     return [m.tokens for m in group.usable() if m.finish is FinishReason.STOP]
-
-
-def _bias(facts: StepFacts, pool: Pool, seen: LengthLedger, icc: float | None) -> dict[str, Any]:
-    """Whether short answers are favoured, by how much chance explains, and whether the policy says that it censors."""
-    metrics: dict[str, Any] = seen.metrics()
-    if metrics:
-        members = sum(len(group.members) for group in facts.groups)
-        metrics["bias/ks_allowance"] = ks_allowance(
-            sum(seen.consumed.values()),
-            sum(seen.generated.values()),
-            steps=facts.step,
-            depth=(pool.num_live + pool.num_ready + len(facts.groups)) / max(1, pool.batch_groups),
-            group_size=members / max(1, len(facts.groups)),
-            icc=icc or 0.0,
-        )
-    return metrics | {"bias/censors": facts.censors}
 
 
 def _rates(facts: StepFacts) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from gruppetto.record.account import (
     bubble,
     by_position,
     excess,
-    ks_allowance,
+    ks_by_chance,
     ks_of_counts,
+    launched,
     length_icc,
     lengths_summary,
-    staircase_bound,
+    share_from,
+    spread,
     step_bound,
-    upper_share_ratio,
+    upper_point,
 )
 
 PIECES = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -46,29 +48,12 @@ def test_the_bound_is_the_staircase_at_one_token_a_row_and_step(pieces, slots):
     longest = sorted(pieces, reverse=True)
     staircase = max(Fraction(sum(longest[:k]), min(k, slots)) for k in range(1, len(pieces) + 1))
     assert step_bound(pieces, slots) == -(-staircase.numerator // staircase.denominator)
-    assert staircase_bound(pieces, lambda k: min(k, slots)) == pytest.approx(float(staircase))
-
-
-@given(PIECES, st.integers(1, 8), st.floats(0.1, 5), st.floats(0.01, 1))
-def test_the_staircase_holds_where_a_step_costs_more_with_more_rows(pieces, slots, base, per_row):
-    def step_s(rows: int) -> float:
-        return base + per_row * rows
-
-    left, queue, seconds = [], list(pieces), 0.0
-    while left or queue:
-        while queue and len(left) < slots:
-            left.append(queue.pop())
-        seconds += step_s(len(left))
-        left = [tokens - 1 for tokens in left if tokens > 1]
-    bound = staircase_bound(pieces, lambda k: min(k, slots) / step_s(min(k, slots)))
-    assert bound <= seconds * (1 + 1e-9)
 
 
 def test_a_bound_by_hand():
     assert step_bound([10, 1, 1, 1], 2) == 10
     assert step_bound([4, 4, 4], 2) == 6
     assert step_bound([], 4) == 0
-    assert staircase_bound([4, 4, 4], {1: 1.0, 2: 1.5, 3: 1.2}.__getitem__) == 8.0
     assert excess(15, 10) == 0.5
     with pytest.raises(ValueError, match="bound of 0"):
         excess(1, 0)
@@ -126,28 +111,84 @@ def test_ks_by_hand():
         ks_of_counts({}, {1: 1})
 
 
-def test_chance_and_what_is_outstanding_explain_a_distance():
-    assert ks_allowance(200, 200, steps=10**9, depth=1) == pytest.approx(1.358 * 0.1, rel=1e-3)
-    assert ks_allowance(200, 200, steps=4, depth=2) == pytest.approx(0.1358 + 0.5, rel=1e-3)
-    alike = ks_allowance(800, 800, steps=10**9, depth=0, group_size=8, icc=1.0)
-    assert alike == pytest.approx(ks_allowance(100, 100, steps=10**9, depth=0))
+def test_chance_explains_a_distance_where_something_was_dropped():
+    assert ks_by_chance(200, 0, group_size=8, icc=1.0) == 0
+    assert ks_by_chance(200, 200) == pytest.approx(1.358 * (1 / 200 - 1 / 400) ** 0.5, rel=1e-3)
+    alike = ks_by_chance(800, 800, group_size=8, icc=1.0)
+    assert alike == pytest.approx(ks_by_chance(100, 100))
 
 
-def test_draws_from_one_law_are_within_the_allowance():
+@pytest.mark.parametrize(("blind", "at_most", "at_least"), [(True, 0.09, 0.0), (False, 1.0, 0.95)])
+def test_dropping_for_length_is_told_from_dropping_blindly(blind, at_most, at_least):
     draw = np.random.default_rng(0)
     far = 0
     for _ in range(300):
-        a, b = (Counter(draw.lognormal(5, 1, 300).astype(int).tolist()) for _ in range(2))
-        far += ks_of_counts(a, b) > ks_allowance(300, 300, steps=10**9, depth=0)
-    assert far <= 300 * 0.09
+        lengths = np.sort(draw.lognormal(5, 1, 600)).astype(int)
+        kept = np.sort(draw.permutation(600)[:540]) if blind else np.arange(540)
+        far += ks_of_counts(Counter(lengths[kept].tolist()), Counter(lengths.tolist())) > ks_by_chance(540, 60)
+    assert at_least <= far / 300 <= at_most
+
+
+# -- lengths of rollouts that have not finished -----------------------------------------------------------------------
+
+
+@given(PIECES)
+def test_lengths_are_exact_where_all_have_finished(lengths):
+    assert launched(Counter(lengths), {}) == Counter(lengths)
+
+
+def test_a_rollout_that_is_under_way_counts_with_those_that_went_on():
+    assert launched({1: 2, 5: 1, 9: 1}, {3: 1}) == {1: 2, 5: 1.5, 9: 1.5}
+    assert launched({1: 1, 5: 1}, {1: 1, 5: 1}) == {1: 1, 5: 3}  # nobody went on beyond 5
+    assert launched({}, {7: 2}) == {7: 2}
+    assert launched({4: 1}, {2: 1, 3: 1}) == {4: 3}
+
+
+@given(PIECES, PIECES)
+def test_nothing_under_way_is_further_off_than_its_share(consumed, outstanding):
+    """Whatever the order: also where all the long ones, or none of them, are under way."""
+    gap = ks_of_counts(Counter(consumed), launched(Counter(consumed), Counter(outstanding)))
+    assert gap <= len(outstanding) / (len(consumed) + len(outstanding)) + 1e-12
+
+
+@given(PIECES, PIECES)
+def test_every_rollout_is_counted_once(finished, unfinished):
+    counts = launched(Counter(finished), Counter(unfinished))
+    assert sum(counts.values()) == pytest.approx(len(finished) + len(unfinished))
+    assert list(counts) == sorted(counts)
+    parts = spread(counts, Counter(unfinished))
+    assert parts.keys() == counts.keys()
+    assert all(
+        parts[length] + Counter(finished)[length] == pytest.approx(counts[length], abs=1e-9) for length in counts
+    )
+
+
+def test_lengths_that_were_cut_anywhere_are_found_again():
+    draw = np.random.default_rng(2)
+    lengths = draw.lognormal(6, 1, 20_000).astype(int) + 1
+    cut_at = draw.lognormal(6.5, 1, 20_000).astype(int) + 1
+    finished, unfinished = Counter(lengths[lengths <= cut_at].tolist()), Counter(cut_at[lengths > cut_at].tolist())
+    true = Counter(lengths.tolist())
+    assert ks_of_counts(launched(finished, unfinished), true) < 0.015
+    assert ks_of_counts(finished, true) > 0.1
+
+
+def test_those_under_way_have_the_lengths_of_those_that_went_on():
+    counts = launched({1: 2, 5: 1, 9: 1}, {3: 2})
+    assert counts == {1: 2, 5: 2, 9: 2}
+    assert spread(counts, {3: 1}) == {1: 0, 5: 0.5, 9: 0.5}
+    assert spread(launched({1: 1}, {4: 2, 2: 1}), {4: 1, 2: 1}) == {1: 0, 4: 2}
 
 
 def test_the_longest_of_a_hundred():
     even = dict.fromkeys(range(1, 101), 1)
-    assert upper_share_ratio(even, even) == 1
-    assert upper_share_ratio(dict.fromkeys(range(1, 99), 1), even) == 0
-    assert upper_share_ratio({99: 1, 1: 49}, even) == 1
-    assert upper_share_ratio({7: 3}, {7: 1}) == 1
+    assert upper_point(even) == 99
+    assert upper_point(dict.fromkeys(even, 0.1)) == 99
+    assert upper_point({7: 1}) == 7
+    assert share_from(even, 99) == 0.02
+    assert share_from(even, 101) == 0
+    with pytest.raises(ValueError, match="no counts"):
+        upper_point({})
 
 
 def test_icc_finds_what_the_groups_share():

@@ -4,9 +4,12 @@ from array import array
 from collections import Counter
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from gruppetto.clock import now
 from gruppetto.length_ledger import LengthLedger
+from gruppetto.record.account import ks_by_chance
 from gruppetto.record.bounds import Rates
 from gruppetto.scheduler.census import Census
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
@@ -94,6 +97,10 @@ def pool_of(**fields):
         "num_ready": 0,
         "num_deferred": 0,
         "batch_groups": 2,
+        "max_tokens": 1000,
+        "groups": {},
+        "committed": [],
+        "rollouts": {},
         "queue": list,
     }
     return SimpleNamespace(**(pool | fields))
@@ -221,8 +228,75 @@ def test_bias_names_what_is_claimed_and_what_is_seen():
     found = metrics_of(facts_of([kept], dropped=[(lost, DropReason.STALE)], censors=True))
     assert found["bias/censors"] is True
     assert found["bias/length_ks"] == 0.5
-    assert found["bias/p99_ratio"] == 0.0
+    assert found["bias/p99_ratio"] == found["bias/p99_kept"] == found["bias/outstanding"] == 0.0
     assert found["bias/ks_allowance"] > 0.3
+
+
+def test_what_is_all_trained_on_is_not_biased():
+    found = metrics_of(facts_of([group_of(0, [(5, 10)], [(5, 12)]), group_of(1, [(5, 90)], [(5, 12)])]))
+    names = ("length_ks", "length_ratio", "p99_ratio", "p99_kept", "outstanding", "ks_allowance")
+    assert [found[f"bias/{name}"] for name in names] == [0, 1, 1, 1, 0, 0]
+
+
+def under_way(index, *members, state=RolloutState.PARKED, **fields):
+    """A group that the pool still has: none of its members has finished."""
+    group = group_of(index, *members, finish=None)
+    for entry in group.members:
+        entry.state, entry.score = state, None
+        for name, value in fields.items():
+            setattr(entry, name, value)
+    return group
+
+
+def test_unfinished_rollouts_count_as_longer_than_they_are():
+    short, long = group_of(0, [(5, 10)], [(5, 12)]), under_way(1, [(5, 11)], [(5, 40)])
+    pool = pool_of(groups={1: long})
+    found = metrics_of(facts_of([short]), pool)
+    # one is at least 40 long; the other went on from 11, with the one of 12 or the one of 40
+    assert found["bias/length_ks"] == found["bias/ks_allowance"] == 0.375  # they will be trained on
+    assert found["bias/outstanding"] == 0.5
+    assert found["bias/length_ratio"] == pytest.approx(11 / ((10 + 1.5 * 12 + 1.5 * 40) / 4))
+    assert (found["bias/p99_ratio"], found["bias/p99_kept"]) == (0, 1)
+    for entry in long.members:
+        entry.finish = FinishReason.STOP  # now their lengths are known
+    for later in (pool, pool_of(committed=[long])):  # ready, or with the trainer for the next batch
+        found = metrics_of(facts_of([short]), later)
+        assert found["bias/length_ratio"] == pytest.approx(11 / ((10 + 11 + 12 + 40) / 4))
+
+
+def test_dropping_unfinished_rollouts_is_told_from_parking_them():
+    short, long = group_of(0, [(5, 10)], [(5, 12)]), under_way(1, [(5, 12)], [(5, 40)])
+    kept = metrics_of(facts_of([short]), pool_of(groups={1: long}))
+    given_up = metrics_of(facts_of([short], dropped=[(long, DropReason.STALE)]))
+    for name in ("length_ks", "length_ratio", "p99_ratio"):
+        assert kept[f"bias/{name}"] == given_up[f"bias/{name}"]
+    assert (kept["bias/p99_kept"], given_up["bias/p99_kept"]) == (1, 0)
+    assert kept["bias/ks_allowance"] == kept["bias/length_ks"]
+    assert given_up["bias/ks_allowance"] == round(ks_by_chance(2, 2, group_size=2, icc=0), 9)
+
+
+def test_what_an_engine_has_not_answered_is_told_by_the_time_it_has_had():
+    short, out = group_of(0, [(5, 10)], [(5, 30)]), under_way(1, [(5, 5)], state=RolloutState.RUNNING)
+    for entry in short.members:
+        entry.seconds = entry.tokens / 2  # two tokens a second
+    out.members[0].started_at = now() - 7.6
+    found = metrics_of(facts_of([short]), pool_of(groups={1: out}))
+    assert found["bias/length_ratio"] == pytest.approx(20 / ((10 + 2 * 30) / 3))
+    out.members[0].started_at = now() - 9000  # no longer than it may get
+    found = metrics_of(facts_of([short]), pool_of(groups={1: out}))
+    assert found["bias/length_ratio"] == pytest.approx(20 / ((10 + 30 + 1000) / 3))
+
+
+def test_surplus_that_is_still_on_its_engine_counts_once():
+    group = group_of(0, [(5, 10)], [(5, 20)])
+    away = rollout(group, 2, [(5, 15)], finish=None)
+    away.state, away.score, away.doomed = RolloutState.RUNNING, None, DropReason.SURPLUS
+    seen, pool = LengthLedger(), pool_of(rollouts={away.id: away})
+    assert metrics_of(facts_of([group]), pool, seen)["bias/outstanding"] == pytest.approx(1 / 3)
+    assert not seen.cut
+    away.segments, away.tokens, away.state = [segment(5, 16)], 16, RolloutState.DROPPED  # it has come back
+    found = metrics_of(facts_of([group_of(1, [(5, 10)], [(5, 20)])]), pool_of(), seen)
+    assert (seen.cut, found["bias/outstanding"]) == (Counter({16: 1}), 0)
 
 
 def test_capped_rollouts_do_not_speak_for_icc():
@@ -249,7 +323,7 @@ def test_nothing_looks_at_tokens_without_a_tokenizer():
         list(rollout_rows(facts.batch, facts.groups, [], lambda ids: ""))
 
 
-def test_members_launched_in_excess_count_as_generated_and_are_surplus_in_the_rows():
+def test_members_launched_in_excess_count_as_launched_and_are_surplus_in_the_rows():
     group = group_of(0, [(5, 10)], [(5, 20)])
     cut = rollout(group, 2, [(5, 90)], finish=None)  # the others were scored first
     cut.state, cut.score = RolloutState.DROPPED, None
@@ -261,17 +335,26 @@ def test_members_launched_in_excess_count_as_generated_and_are_surplus_in_the_ro
     seen = LengthLedger()
     seen.add([group], [])
     assert seen.consumed == Counter({10: 1, 20: 1})
-    assert seen.generated == Counter({10: 1, 20: 1, 90: 1, 7: 1})
-    assert seen.metrics()["bias/length_ratio"] < 0.5
+    assert (seen.cut, seen.unused) == (Counter({90: 1, 7: 1}), Counter())
+    assert seen.bias([group], pool_of(), 0.0)["bias/length_ratio"] == pytest.approx(15 / 40)
 
 
 def test_a_ledger_goes_on_from_its_state():
     seen, whole = LengthLedger(), LengthLedger()
-    facts = facts_of([group_of(0, [(5, 40)], [(5, 10)])])
+    dropped = [(group_of(1, [(5, 7)]), DropReason.FILTERED), (under_way(2, [(5, 8)]), DropReason.STALE)]
+    facts = facts_of([group_of(0, [(5, 40)], [(5, 10)])], dropped=dropped)
     for ledger in (seen, whole):
         metrics_of(facts, seen=ledger)
-    resumed = LengthLedger.from_state(seen.state())
+    resumed = LengthLedger.from_state(msgspec.json.decode(msgspec.json.encode(seen.state())))
     assert metrics_of(facts, seen=resumed) == metrics_of(facts, seen=whole) | {
         "perf/cpu_s_total": pytest.approx(0, abs=1e9)
     }
     assert resumed.consumed == whole.consumed == Counter({40: 2, 10: 2})
+    assert (resumed.unused, resumed.cut) == (whole.unused, whole.cut) == (Counter({7: 2}), Counter({8: 2}))
+
+
+def test_a_state_that_knew_only_what_became_final_goes_on():
+    state = LengthLedger().state() | {"consumed": [[10, 2]], "generated": [[10, 3], [90, 1]]}
+    del state["unused"], state["cut"]
+    resumed = LengthLedger.from_state(state)
+    assert (resumed.consumed, resumed.unused, resumed.cut) == (Counter({10: 2}), Counter({10: 1, 90: 1}), Counter())

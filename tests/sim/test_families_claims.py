@@ -65,7 +65,9 @@ def test_masking_beats_tail_batching(run, family, depth):
     assert mask["step_s"] < tail["step_s"]
     assert mask["tokens_per_s"] >= (0.95 if family == "r" else 1.0) * tail["tokens_per_s"]  # on R the study has a tie
     assert (mask["censors"], tail["censors"]) == (False, True)
-    assert mask["length_ks"] <= mask["ks_allowance"]
+    assert 0 < mask["length_ks"] <= mask["ks_allowance"]
+    assert mask["length_ks"] < tail["length_ks"] > tail["ks_allowance"]
+    assert mask["p99_ratio"] > 0.65 > tail["p99_ratio"]
 
 
 @pytest.mark.parametrize("family", ["a", "d", "r"])

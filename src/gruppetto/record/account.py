@@ -6,7 +6,7 @@ add up exactly to slots x decode steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil, log, sqrt
 
@@ -40,18 +40,6 @@ def step_bound(pieces: Sequence[int], slots: int) -> int:
     longest, and above it at most the area. 0 when nothing was generated.
     """
     return max(max(pieces, default=0), -(-sum(pieces) // slots))
-
-
-def staircase_bound(pieces: Sequence[int], rate: Callable[[int], float]) -> float:
-    """Seconds that no schedule of `pieces` (tokens) can go below: the largest S_k / G(k).
-
-    S_k is the sum of the k longest; G(k) = `rate(k)` the best total tokens a second with k rows live. While at most k
-    of the k longest run they get at most G(k) together, so they take at least S_k / G(k). A `rate` that falls is read
-    as its running maximum, since running fewer rows is always allowed.
-    """
-    longest_first = accumulate(sorted(pieces, reverse=True))
-    best = accumulate((rate(k) for k in range(1, len(pieces) + 1)), max)
-    return max((total / speed for total, speed in zip(longest_first, best, strict=True)), default=0.0)
 
 
 def excess(decode_steps: float, bound: float) -> float:
@@ -100,7 +88,7 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-def ks_of_counts(a: Mapping[int, int], b: Mapping[int, int]) -> float:
+def ks_of_counts(a: Mapping[int, float], b: Mapping[int, float]) -> float:
     """Two-sample Kolmogorov-Smirnov statistic: the largest gap between two empirical distributions, in [0, 1].
 
     A sample is given as counts by value; O(distinct values). Raises `ValueError` when one is empty.
@@ -117,34 +105,63 @@ def ks_of_counts(a: Mapping[int, int], b: Mapping[int, int]) -> float:
 
 
 KS_ALPHA = 0.05
-"""How often a run without any length bias may exceed `ks_allowance`."""
+"""How often rollouts that were dropped blindly may be further off than `ks_by_chance`."""
 
 
-def ks_allowance(
-    consumed: int, generated: int, *, steps: int, depth: float, group_size: float = 1.0, icc: float = 0.0
-) -> float:
-    """Largest KS distance between consumed and generated lengths that needs no censoring to explain it.
+def ks_by_chance(kept: int, dropped: int, *, group_size: float = 1.0, icc: float = 0.0) -> float:
+    """Largest KS distance of the lengths kept from all lengths that comes about where the others were dropped blindly.
 
-    Chance: c_alpha * sqrt(1/n1 + 1/n2), with n / (1 + (G-1) ICC) as sample size, since lengths inside a group are
-    alike. Besides, what is still outstanding: `depth` batches after `steps`.
+    c_alpha * sqrt(1/n1 - 1/n2), n1 among n2, with n / (1 + (G-1) ICC) as sample size, since lengths inside a group are
+    alike. 0 where nothing was dropped.
     """
     alike = 1 + (max(1.0, group_size) - 1) * min(1.0, max(0.0, icc))
-    chance = sqrt(-log(KS_ALPHA / 2) / 2) * sqrt(alike / consumed + alike / generated)
-    return chance + depth / max(1, steps)
+    return sqrt(-log(KS_ALPHA / 2) / 2) * sqrt(alike * dropped / (kept * (kept + dropped)))
 
 
-def upper_share_ratio(consumed: Mapping[int, int], generated: Mapping[int, int], point: float = 0.99) -> float:
-    """Share of `consumed` at or above the `point` quantile of `generated`, over the share of `generated` there.
+def launched(finished: Mapping[int, int], unfinished: Mapping[int, int]) -> dict[int, float]:
+    """How many of all rollouts have each length, by Kaplan-Meier; in ascending order.
 
-    1 = long ones are consumed as often as they are made; 0 = never. Counts by length; both must have some.
+    A rollout that is not finished counts in equal parts with those that went on beyond the tokens it has, finished or
+    not; where none did, with the tokens it has, which is the least. Exact where all are finished.
     """
-    left = ceil(point * sum(generated.values()))
-    for length in sorted(generated):
-        left -= generated[length]
+    left, weight, counts = sum(finished.values()) + sum(unfinished.values()), 1.0, {}
+    for length in sorted(finished.keys() | unfinished.keys()):
+        ended, cut = finished.get(length, 0), unfinished.get(length, 0)
+        left -= ended + cut
+        if ended or not left:
+            counts[length] = (ended if left else ended + cut) * weight
+        if cut and left:
+            weight *= (left + cut) / left
+    return counts
+
+
+def upper_point(counts: Mapping[int, float], point: float = 0.99) -> int:
+    """The `point` quantile of counts by length. Raises `ValueError` where there are none."""
+    left = point * sum(counts.values()) * (1 - 1e-9)  # sums of floats are off by less
+    for length in sorted(counts):
+        left -= counts[length]
         if left <= 0:
-            break
-    above = [sum(n for value, n in counts.items() if value >= length) for counts in (consumed, generated)]
-    return above[0] / sum(consumed.values()) / (above[1] / sum(generated.values()))
+            return length
+    raise ValueError("no counts to take a quantile of")
+
+
+def share_from(counts: Mapping[int, float], length: int) -> float:
+    """Share of `counts` at `length` and above."""
+    return sum(count for value, count in counts.items() if value >= length) / sum(counts.values())
+
+
+def spread(counts: Mapping[int, float], unfinished: Mapping[int, int]) -> dict[int, float]:
+    """The lengths that the `unfinished` have in the counts that `launched` made of them and others."""
+    lengths = sorted(counts.keys() | unfinished.keys())
+    beyond = list(accumulate((counts.get(length, 0.0) for length in reversed(lengths)), initial=0.0))[-2::-1]
+    weight, found = 0.0, {}
+    for length, more in zip(lengths, beyond, strict=True):
+        count, cut = counts.get(length, 0.0), unfinished.get(length, 0)
+        if count:
+            found[length] = weight * count + (0 if more else cut)
+        if cut and more:
+            weight += cut / more
+    return found
 
 
 def length_icc(groups: Iterable[Sequence[int]]) -> float | None:
