@@ -1,8 +1,12 @@
-"""`auto` decides between steps: whom it asks about and when, and how it changes to what censors."""
+"""`auto` in a run: it drains before it censors, learns nothing from what censors, and holds up nobody who may go on."""
 
+import asyncio
+import json
+from dataclasses import replace
 from itertools import pairwise
 
-from controlled import Run
+import pytest
+from controlled import STREAMED, Run
 
 from gruppetto.auto.chooser import EVERY, AutoSettings, Chooser
 from gruppetto.auto.forecast import Forecast
@@ -11,15 +15,17 @@ from gruppetto.scheduler.beliefs.rule import Limits
 from gruppetto.scheduler.policies.rounds import ShortLong
 
 
-def run_with(tmp_path, limits, answer, *, steps):
-    """A run whose forecasts are `answer(candidate)`; returns it, its chooser and the steps after which it asked."""
+def run_with(tmp_path, limits, answer, *, steps, takes_s=0.0, **settings):
+    """A run whose forecasts are `answer(candidate)` and take so long; returns it, its chooser and the steps after which
+    it asked."""
     run, asked = Run(tmp_path, batch_groups=8), []
 
     async def ask(question, candidates, steps, skip):
         asked.append(run.controller.version)
+        await asyncio.sleep(takes_s)
         return [answer(candidate) for candidate in candidates]
 
-    chooser = Chooser(AutoSettings(limits=limits), ask, run.loop)
+    chooser = Chooser(AutoSettings(limits=limits, **settings), ask, run.loop)
     run.controller.stages.chooser, run.controller.steps = chooser, steps
     return run, chooser, asked
 
@@ -72,3 +78,52 @@ def test_a_later_decision_replaces_one_that_waits_for_the_pool_to_drain(tmp_path
     run.loop.pool.groups.clear()
     chooser._drained()
     assert chooser.choice == plain
+
+
+def test_a_run_learns_no_lengths_from_what_a_censoring_policy_consumed(tmp_path):
+    learned = {}
+    for name, policy in {
+        "plain": STREAMED,
+        "censors": replace(STREAMED, rounds=ShortLong(), unfinished="drop"),
+    }.items():
+        for followed in (False, True):
+            run = Run(tmp_path / name, batch_groups=8, policy=STREAMED if followed else policy)
+            if followed:
+                run.loop.follow(policy)
+            run_virtual(run.controller.run())
+            learned[name, followed] = len(run.loop.memory.estimator.recent_groups())
+    assert learned["plain", False] >= 6 * 8 <= learned["plain", True]
+    assert learned["censors", False] == learned["censors", True] == 0
+
+
+def deeper(candidate):
+    """What is deepest is fastest."""
+    return Forecast(candidate=candidate, tokens_s=candidate.rounds.depth, waste=0.0)
+
+
+@pytest.mark.parametrize(("deterministic", "followed_after"), [(True, 1), (False, 3)])
+def test_a_run_that_may_goes_on_while_its_question_is_answered(tmp_path, deterministic, followed_after):
+    """An answer that takes a step and a half is taken after the step in which it came."""
+    run, *_ = run_with(tmp_path, Limits(max_staleness=1), deeper, steps=4, deterministic=deterministic)
+    run_virtual(run.controller.run())
+    step_s = run.record.steps[1]["time/step_s"]
+    run, _, asked = run_with(
+        tmp_path, Limits(max_staleness=1), deeper, steps=4, takes_s=1.5 * step_s, deterministic=deterministic
+    )
+    run_virtual(run.controller.run())
+    assert asked == [1]
+    (event,) = run.kinds("choice")
+    assert event["switch"]
+    assert event["after_step"] == followed_after
+
+
+def test_a_resumed_run_goes_on_with_its_choice_and_measures_prices_anew(tmp_path):
+    run, chooser, _ = run_with(tmp_path, Limits(max_staleness=1), deeper, steps=3)
+    run_virtual(run.controller.run())
+    assert chooser.choice.depth == 2
+    again, resumed, asked = run_with(tmp_path, Limits(max_staleness=1), deeper, steps=1)
+    resumed.load_state(json.loads(json.dumps(chooser.state())))
+    assert resumed.choice == chooser.choice
+    resumed.begin()
+    assert again.loop.policy.rounds.depth == 2
+    assert asked == []

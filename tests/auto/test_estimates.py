@@ -73,3 +73,37 @@ def test_an_evaluation_tells_what_a_row_costs_where_steps_have_one_batch_size():
     ledger.measure(done)
     for rates in (estimates.rates(8, 1), ledger.rates(done)):
         assert (rates.base_s, rates.row_s) == (pytest.approx(2.0), pytest.approx(0.5))
+
+
+def seconds(train_s, publish_s=1.0, **more):
+    return {"time/train_s": train_s, "time/publish_s": publish_s, "time/step_s": 10.0, **more}
+
+
+def test_prices_are_those_of_the_last_eight_steps():
+    estimates = Estimates()
+    estimates.add(seconds(1e9, 1e9), work((decoded(8, 10),)), 1)
+    for publish_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 900.0):
+        estimates.add(seconds(30.0, publish_s, **{"time/switch_s": 0.5}), work(), 100)
+    prices = estimates.trainer()
+    assert (prices.token_s, prices.publish_s, prices.switch_s) == (pytest.approx(0.3), 4.5, 0.5)
+    assert estimates.rates(8, 1) is None  # the engines were last seen at work before these
+    assert estimates.count == 9
+
+
+def test_what_masking_cost_is_the_mean_of_the_steps_that_masked():
+    memory = LengthMemory(1_000, 8)
+    for group in range(8):
+        memory.estimator.add([40 + group, 100], [False, False])
+    memory.close_step()
+    pool = Pool(batch_groups=8, group_size=2, engines=[EngineSeat("e0", 0, 4, 4)])
+    estimates = Estimates()
+
+    def share():
+        return estimates.measured(memory, memory.estimator.belief(), pool, RATES, 3).masked_share
+
+    estimates.add(seconds(4.0), work(), 100)
+    assert share() is None
+    for masked in (0.1, 0.0, 0.3):
+        estimates.add(seconds(4.0, **{"waste/masked_share": masked}), work(), 100)
+    assert share() == pytest.approx(0.2)
+    assert estimates.measured(memory, memory.estimator.belief(), pool, RATES, 3).train_share == pytest.approx(0.4)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gruppetto.presets import CHUNK, MAX_DEFER
-from gruppetto.scheduler.beliefs.rule import Choice, Limits, allowed, neighbours
+from gruppetto.scheduler.beliefs.rule import Choice, Limits, neighbours
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.order import ORDERS
@@ -47,11 +47,11 @@ def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:
 
 
 def candidates(ruled: Choice, present: Choice, limits: Limits, *, history: bool) -> list[Choice]:
-    """The rule's choice, the present one, far ones of each kind that the limits allow, then neighbours of both; the
-    first ones matter most."""
+    """The present choice, the rule's, far ones of each kind, then neighbours of both; all but the present one keep the
+    limits, and the first ones matter most."""
     tried = [present, ruled, *_landmarks(ruled, limits)]
     tried += [*neighbours(ruled, limits, history=history), *neighbours(present, limits, history=history)]
-    return [choice for choice in dict.fromkeys(tried) if allowed(choice, limits) or choice == present]
+    return list(dict.fromkeys(tried))
 
 
 def _landmarks(ruled: Choice, limits: Limits) -> Iterator[Choice]:

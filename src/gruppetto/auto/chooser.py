@@ -28,7 +28,7 @@ from gruppetto.auto.learned import Learned, lengths_of
 from gruppetto.auto.present import take
 from gruppetto.auto.smaller import Extent, extent, larger, smaller
 from gruppetto.presets import CHUNK
-from gruppetto.scheduler.beliefs.rule import Choice, Limits, choose
+from gruppetto.scheduler.beliefs.rule import STEPS_UNBIASED, Choice, Limits, choose
 from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.meter import StepWork
 from gruppetto.scheduler.policies.composed import Composed
@@ -46,7 +46,6 @@ ASK_ALL = 4
 FAR_BEHIND = 0.75
 MAX_OVER = 1.2
 """Times `max_waste` beyond which a candidate sits out too."""
-STEPS_UNBIASED = 4
 GAIN = 0.03
 MARGIN = 0.85
 """Share of `max_waste` that a forecast may use up; without it one case in fifteen ended just over the limit."""
@@ -81,7 +80,7 @@ class Chooser:
         self._asked: list[Choice] = []
         self._extent = Extent(0, 0, 0)
         self._ahead: tuple[tuple[Choice, float, float], ...] = ()
-        """(best, gain over the present choice, its error) of the last forecasts."""
+        """(best, gain over the present choice, its error) of the last forecasts; one that confirms it is among them."""
         self._forecast: Forecast | None = None
         self._seen: list[tuple[float, float]] = []
         """(trained tokens, seconds) of the steps since the last look at the forecast's error."""
@@ -228,12 +227,11 @@ class Chooser:
         if not usable:
             self._stay("no candidate keeps the limits by its forecast, the scheduling policy stays")
             return
-        best = max(usable, key=lambda choice: usable[choice].tokens_s)
-        if self._distrusted and self._ruled in usable:
-            best = self._ruled
+        best = self._best(usable)
         present = usable.get(self._choice)
         gain, doubt = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
-        switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain, doubt))
+        self._ahead = (*self._ahead, (best, gain, doubt))[-3:]
+        switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain))
         self._note(known, best, gain, switch)
         if switch:
             self._go_to(best)
@@ -259,10 +257,15 @@ class Chooser:
         """What the coming steps are held against."""
         self._forecast, self._seen = forecast, []
 
-    def _convinced(self, best: Choice, gain: float, error: float) -> bool:
+    def _best(self, usable: Mapping[Choice, Forecast]) -> Choice:
+        """The fastest; where forecasts are distrusted the rule's, else the present one: they are no reason to leave."""
+        fastest = max(usable, key=lambda choice: usable[choice].tokens_s)
+        trusted = (self._ruled, self._choice) if self._distrusted else ()
+        return next((choice for choice in trusted if choice in usable), fastest)
+
+    def _convinced(self, best: Choice, gain: float) -> bool:
         """A gain above 3 % and twice its standard error, twice running; or above 3 % three times running. Before that
         many steps are in, at once: what the run began with was not chosen by a forecast."""
-        self._ahead = (*self._ahead, (best, gain, error))[-3:]
         if self._estimates.count <= FIRST[-1]:
             return gain > GAIN
         running = [gain for choice, gain, _ in self._ahead if choice == best and gain > GAIN]

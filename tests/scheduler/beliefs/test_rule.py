@@ -102,6 +102,47 @@ def test_agentic(pool, measured, hold, finish_first):
     assert not choose(Limits(pool=pool), measured).hold
 
 
+def tail(choice):
+    """What it does about a tail, in a word and a number."""
+    if choice.tail_batch is not None:
+        return f"rounds {choice.tail_batch:g}"
+    return f"{choice.over_age} {choice.depth:g}" + " defer" * choice.defer
+
+
+EDGE = Measured(steps=8, rho=10, critical_path_s=100, flow_s=20, icc=0.4, clustered=False)
+
+
+def edge(**changed):
+    return replace(EDGE, **changed)
+
+
+@pytest.mark.parametrize(
+    ("limits", "at", "beyond", "first", "then"),
+    [
+        (MASK, edge(rho=1.5), edge(rho=1.51), "wait 1", "mask 1.25"),
+        (MASK, edge(steps=3), edge(steps=4), "wait 1", "mask 1.25"),
+        (MASK, edge(icc=0.6), edge(icc=0.61), "mask 1.25", "mask 1.1"),
+        (STRICT, edge(icc=0.8, rho=1.9, reliability=1), edge(icc=0.8, rho=2, reliability=1), "wait 1", "wait 1 defer"),
+        (STRICT, edge(icc=0.59, reliability=0.3), edge(icc=0.6, reliability=0.3), "wait 1", "wait 1 defer"),
+        (STRICT, edge(icc=0.8, reliability=0.29), edge(icc=0.8, reliability=0.3), "wait 1", "wait 1 defer"),
+        (bounded(1), edge(steps=1, rho=1, flow_s=50), edge(steps=2, rho=1, flow_s=50), "wait 1.25", "wait 2"),
+        (bounded(1), edge(rho=0.5, flow_s=50), edge(rho=0.51, flow_s=50), "wait 1.25", "wait 2"),
+        (bounded(1, allow_mask=True), edge(flow_s=25), edge(flow_s=24.9), "wait 2", "mask 1.5"),
+        (bounded(1, allow_mask=True), edge(steps=3), edge(steps=4), "wait 2", "mask 1.5"),
+        (bounded(1, allow_mask=True), edge(icc=0.2), edge(icc=0.199), "mask 1.5", "mask 2"),
+        (bounded(3), edge(rho=2.5), edge(rho=2.51), "wait 4", "wait 4"),
+        (bounded(4), edge(rho=2.5), edge(rho=2.51), "wait 5", "wait 1.5"),
+    ],
+)  # fmt: skip
+def test_where_the_table_turns(limits, at, beyond, first, then):
+    assert (tail(choose(limits, at)), tail(choose(limits, beyond))) == (first, then)
+
+
+@pytest.mark.parametrize(("share", "hold"), [(0.2, False), (0.201, True)])
+def test_kv_is_held_where_over_a_fifth_of_it_waits_for_tools(share, hold):
+    assert choose(Limits(agentic=True), replace(E, kv_wait_share=share)).hold is hold
+
+
 def test_chi_is_the_longest_rollout_against_its_window():
     assert A.chi(0) == pytest.approx(557 / 30)
     assert A.chi(1) == pytest.approx(557 / 60)
