@@ -1,6 +1,8 @@
 """Who of the new rollouts starts first."""
 
+import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.posterior import History
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
-from gruppetto.scheduler.policies.order import ORDERS, TRAINER_SHARE, Fifo, FinishFirst, ProbeThenLongest
+from gruppetto.scheduler.policies.order import ORDERS, Fifo, FinishFirst, ProbeThenLongest
 from gruppetto.scheduler.queueing import RolloutQueue
 from gruppetto.types import Task
 
@@ -79,16 +81,30 @@ def test_without_a_belief_probes_first_then_the_order_of_launch():
 
 
 def test_where_siblings_are_little_alike_there_are_no_probes():
-    assert UNLIKE.icc < ProbeThenLongest().probe_icc < ALIKE.icc
     new = [Group(i) for i in (1, 2, 3)]
     assert ordered("probe_then_longest", new, UNLIKE) == launch_order(1, 2, 3)
     assert ordered("probe_then_longest", [SHORT, UNKNOWN, LONG], UNLIKE) == launch_order(3, 2, 1)
 
 
-def test_a_trainer_beside_that_computes_much_of_a_step_is_fed_whole_groups():
+@pytest.mark.parametrize(("icc", "first"), [(0.19, launch_order(1, 2, 3)[:3]), (0.21, PROBES)])
+def test_little_alike_is_an_icc_below_a_fifth(icc, first):
+    lengths = replace(ALIKE, s_b=icc**0.5, s_w=(1 - icc) ** 0.5)
+    assert ordered("probe_then_longest", [Group(i) for i in (1, 2, 3)], lengths)[:3] == first
+
+
+def test_a_trainer_beside_that_computes_in_over_28_percent_of_a_step_is_fed_whole_groups():
     order = ProbeThenLongest()
-    assert order.beside(0.0) == order.beside(TRAINER_SHARE) == order
-    assert order.beside(TRAINER_SHARE + 0.01) == Fifo()
+    assert order.beside(0.0) == order.beside(0.28) == order
+    assert order.beside(0.281) == Fifo()
+
+
+def test_lengths_are_compared_by_what_only_3_in_100_exceed():
+    """Of two groups believed to have the same median the one of which less is known comes first."""
+    known, unknown = Group(1, 2, 2 * ALIKE.mu, 1100), Group(2)
+    assert ordered("probe_then_longest", [known, unknown], ALIKE)[2:] == ["2.1", "2.2", "1.1", "1.2"]
+    (_, longest, *_) = ProbeThenLongest().key(Rollout(2, 1), unknown, ALIKE)
+    spread = (ALIKE.s_b**2 + ALIKE.s_w**2) ** 0.5
+    assert -longest == pytest.approx(math.exp(ALIKE.mu + NormalDist().inv_cdf(0.97) * spread), rel=0.01)
 
 
 @pytest.mark.parametrize("name", sorted(set(ORDERS) - {"probe_then_longest"}))
