@@ -2,6 +2,7 @@
 
 from gruppetto.checkpoint import Checkpoints
 from gruppetto.controller import Controller, Stages
+from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Sampling
 from gruppetto.evaluation import Evaluator
 from gruppetto.record.base import NullRecorder
@@ -13,7 +14,7 @@ from gruppetto.scheduler.policies.placing import Placing
 from gruppetto.scheduler.policies.rounds import Continuous
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.engine import SimEngine
-from gruppetto.sim.stages import SimChannel, SimReward, SimSource, SimTrainer
+from gruppetto.sim.stages import SimChannel, SimReward, SimTrainer
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.types import Score, Task
 
@@ -22,6 +23,25 @@ WINDOWED = Composed(
     "windowed", rounds=Continuous(2.0), freshness=Freshness(1, "wait"), placing=Placing(own_version=True)
 )
 PARTIAL = Composed("partial", rounds=Continuous(1.5), freshness=Freshness())
+
+
+class SimSource(TaskSource):
+    """Endless tasks (or `limit` of them) with prompts of one length."""
+
+    def __init__(self, prompt_tokens=8, limit=None):
+        self._prompt, self._limit, self._next = range(prompt_tokens), limit, 0
+
+    def take(self, count):
+        end = self._next + count if self._limit is None else min(self._next + count, self._limit)
+        tasks = [Task(id=f"sim:{i}", prompt_ids=self._prompt) for i in range(self._next, end)]
+        self._next = end
+        return tasks
+
+    def state(self):
+        return {"next": self._next}
+
+    def load_state(self, state):
+        self._next = int(state["next"])
 
 
 class Record(NullRecorder):

@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter
 
+from controlled import SimSource
+
 from gruppetto.agents.base import Environment, Observation
 from gruppetto.sim.engine import EngineModel, SimEngine
-from gruppetto.sim.stages import SimReward, SimSource
+from gruppetto.sim.stages import SimReward
 from gruppetto.types import NO_VERSION, Score, Segment, Task, TokenKind
 
 SLOWER = {"slow": 10.0, "slowish": 5.0}

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from controlled import SimSource
 from scheduler.scenario import SYNC, partial
 
 from gruppetto.clock import now, run_virtual
@@ -16,7 +17,7 @@ from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.rounds import Continuous
 from gruppetto.scheduler.settings import LoopSettings
 from gruppetto.sim.engine import SimEngine
-from gruppetto.sim.stages import SimReward, SimSource
+from gruppetto.sim.stages import SimReward
 from gruppetto.types import DropReason, Score
 
 

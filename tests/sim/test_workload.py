@@ -180,10 +180,6 @@ def test_other_ways_to_say_it_agree_with_what_they_say():
     assert by_cv.mean == pytest.approx(7700)
     assert by_cv.sigma == pytest.approx(math.sqrt(math.log(2)))
     assert by_cv.icc == pytest.approx(0.86)
-    by_tail = Workload.from_mean_tail(2000, p99_over_median=10, icc=0.5, cap=10**6, q0=0.0001)
-    assert by_tail.mean == pytest.approx(2000)
-    drawn = lengths(by_tail, 2048)
-    assert np.quantile(drawn, 0.99) / np.median(drawn) == pytest.approx(10, rel=0.15)
     assert Workload.from_mean(50, sigma=0, icc=0, cap=100).length(0, 0, 0) == 50
 
 
@@ -216,7 +212,6 @@ def test_describe_counts_what_it_draws():
         (lambda: Workload.from_mean(200, 1, 0, 100), r"workload\.mean = 200 cannot .* to 99"),
         (lambda: Workload.from_mean(20, 0, 0, 100, q0=0.5), r"workload\.mean = 20 cannot .* write a mean from 51"),
         (lambda: Workload.from_mean_cv(20, -1, 0, 100), r"workload\.cv = -1"),
-        (lambda: Workload.from_mean_tail(20, 0.5, 0, 100), r"workload\.p99_over_median = 0\.5"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_value(make, message):

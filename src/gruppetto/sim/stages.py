@@ -1,4 +1,4 @@
-"""Simulated data, reward, trainer and weight channel: the right answers about time and versions, no tokens."""
+"""Simulated reward, trainer and weight channel: the right answers about time and versions, no tokens."""
 
 from __future__ import annotations
 
@@ -9,36 +9,13 @@ from typing import Any, TypeVar
 
 from gruppetto.buffer.batch import Advantages
 from gruppetto.clock import running_loop
-from gruppetto.data.base import TaskSource
 from gruppetto.engines.base import Engine
 from gruppetto.rewards.base import Reward
 from gruppetto.scheduler.entries import GroupEntry
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.trainer.base import Trainer
-from gruppetto.types import Batch, Rollout, Sample, Score, Task
+from gruppetto.types import Batch, Rollout, Sample, Score
 from gruppetto.weights.base import Receipt, WeightChannel
-
-
-class SimSource(TaskSource):
-    """Endless tasks (or `limit` of them) with prompts of one length."""
-
-    def __init__(self, prompt_tokens: int = 8, limit: int | None = None) -> None:
-        self._prompt = range(prompt_tokens)
-        self._limit = limit
-        self._next = 0
-
-    def take(self, count: int) -> list[Task]:
-        end = self._next + count if self._limit is None else min(self._next + count, self._limit)
-        tasks = [Task(id=f"sim:{i}", prompt_ids=self._prompt) for i in range(self._next, end)]
-        self._next = end
-        return tasks
-
-    def state(self) -> Mapping[str, Any]:
-        return {"next": self._next}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self._next = int(state["next"])
-
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppetto.rng import stream
-from gruppetto.scheduler.policies.over_provision import ETAS, best_eta, eta_for_atoms, expected_round_s
+from gruppetto.scheduler.beliefs.rule import ETAS
+from gruppetto.scheduler.policies.over_provision import best_eta, expected_round_s
 
 maxima = st.lists(st.floats(0, 1000), min_size=1, max_size=4)
 
@@ -49,18 +50,6 @@ def runaways(share, body_sigma=0.3, count=1000):
 @pytest.mark.parametrize(("share", "best"), [(0.03, {1.1}), (0.06, {1.1, 1.25}), (0.12, {1.25}), (0.2, {1.25, 1.5})])
 def test_the_studys_best_etas(share, best):
     assert best_eta(runaways(share), 128) in best
-
-
-@pytest.mark.parametrize("share", [0.01, 0.03, 0.06, 0.12, 0.2])
-def test_the_closed_form_is_near_the_best_for_atoms(share):
-    seen, eta = runaways(share), eta_for_atoms(share, 128)
-    fine = [1 + i / 200 for i in range(1, 160)]
-    assert expected_round_s(seen, 128, eta) <= 1.15 * min(expected_round_s(seen, 128, one) for one in fine)
-
-
-def test_too_many_runaways_have_no_closed_form():
-    assert eta_for_atoms(0.0, 128) == 1
-    assert eta_for_atoms(0.9, 8) == math.inf
 
 
 @given(maxima, st.integers(1, 40), st.sampled_from(ETAS))

@@ -24,6 +24,7 @@ from typing import Literal
 DEPTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
 """The notches that depth is tried at."""
 ETAS = (1.05, 1.1, 1.25, 1.5)
+"""The over-provisions of prompts that are tried. Too small is far worse than too large."""
 STEPS_UNBIASED = 4
 """Steps before anything masks or censors."""
 STEPS_SMALL_DEPTH = 2

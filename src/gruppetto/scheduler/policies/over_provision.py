@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-ETAS = (1.05, 1.1, 1.25, 1.5)
-"""The candidates of the study. Too small is far worse than too large."""
+from gruppetto.scheduler.beliefs.rule import ETAS
+
 _NEGLIGIBLE = 1e-13
 
 
@@ -33,14 +33,6 @@ def expected_round_s(maxima: Sequence[float], n: int, eta: float) -> float:
 def best_eta(maxima: Sequence[float], n: int, candidates: Sequence[float] = ETAS) -> float:
     """The candidate with the least `expected_round_s`; of equal ones the first. Raises `ValueError` as that does."""
     return min(candidates, key=lambda eta: expected_round_s(maxima, n, eta))
-
-
-def eta_for_atoms(runaway_groups: float, n: int) -> float:
-    """eta* = 1 / (1 - p_g - 2 sqrt(p_g (1 - p_g) / n)): where groups either hold a runaway (a share p_g) or are short,
-    the least that leaves n short ones though two standard deviations more than expected run away. Infinite where none
-    does."""
-    left = 1 - runaway_groups - 2 * math.sqrt(runaway_groups * (1 - runaway_groups) / n)
-    return 1 / left if left > 0 else math.inf
 
 
 def _expected_smallest(ordered: Sequence[float], rank: int, draws: int) -> float:

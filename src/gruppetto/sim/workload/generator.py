@@ -19,7 +19,6 @@ from gruppetto.sim.workload.base import TaskKey, Turn, normal, uniform, uniforms
 from gruppetto.sim.workload.describe import Description, describe
 
 _NORMAL = NormalDist()
-_Z99 = _NORMAL.inv_cdf(0.99)
 _OF_LENGTHS = ("mu", "s_b", "s_w", "cap", "q0", "runaway_prompts", "runaway_rate")
 _RUNAWAYS = _OF_LENGTHS[4:]
 
@@ -99,13 +98,6 @@ class Workload:
         if not cv >= 0:
             raise UserError(f"workload.cv = {cv} is no coefficient of variation; write 0 or more")
         return cls.from_mean(mean, math.sqrt(math.log1p(cv * cv)), icc, cap, **more)
-
-    @classmethod
-    def from_mean_tail(cls, mean: float, p99_over_median: float, icc: float, cap: int, **more: Any) -> Workload:
-        """By the mean of what comes out and how many times the body's median its 99 % point is."""
-        if not p99_over_median >= 1:
-            raise UserError(f"workload.p99_over_median = {p99_over_median} is below the median; write 1 or more")
-        return cls.from_mean(mean, math.log(p99_over_median) / _Z99, icc, cap, **more)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
