@@ -111,12 +111,14 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
     from gruppetto.config.toml import value_text
     from gruppetto.sim.anew import refuse_source, refuse_taken
     from gruppetto.sim.compare import OF_THE_RECORD
+    from gruppetto.sim.unread import refuse_unread
 
     loaded = replay.config(name, files, _beneath(name, overrides))
     for key, origin in loaded.origins.items():
         if origin == COMMAND_LINE and key.startswith(OF_THE_RECORD):
             said = f"{key} = {value_text(loaded.values()[key])} ({COMMAND_LINE})"
             raise UserError(f"{said}: the rollouts of a replay are those of {replay.trace.path}; leave it out")
+    refuse_unread(loaded)
     refuse_scheduler(loaded.config)
     refuse_name(loaded.config)
     target = Path(loaded.config.run.dir) / loaded.config.run.name

@@ -88,9 +88,11 @@ def _check_new(runs: list[Loaded]) -> None:
     from gruppetto.config.preflight import refuse_name
     from gruppetto.sim.anew import refuse_taken
     from gruppetto.sim.simulate import check, refuse_idle, workload_of
+    from gruppetto.sim.unread import refuse_unread
 
     for loaded in runs:
         refuse_name(loaded.config)
+        refuse_unread(loaded)
         refuse_idle(loaded)
         refuse_taken(Path(loaded.config.run.dir) / loaded.config.run.name)
         check(loaded.config, workload_of(loaded.config))
