@@ -191,6 +191,16 @@ def test_json_on_standard_output_is_json_alone(capsys):
     assert data["recommendation"]["placement"] in data["placements"]
 
 
+def test_what_a_step_costs_in_gpu_hours_is_its_gpus_times_its_seconds(capsys, tmp_path):
+    file = tmp_path / "plan.json"
+    _, out, _ = planned(capsys, *SMALL, "--json", str(file))
+    data = json.loads(file.read_text())
+    one = data["placements"][data["recommendation"]["placement"]]
+    assert one["gpu_hours"] == pytest.approx(16 * one["step_s"] / 3600)
+    assert f"A step is {one['gpu_hours']:,.3g} GPU-hours on 16 GPUs" in out
+    assert f"{data['workload']['tokens'] / (16 * one['step_s']):,.0f} a GPU-second." in " ".join(out.split())
+
+
 def test_the_data_has_what_was_asked_for_and_what_sandboxes_take(capsys):
     words = ["--workload", "agent", "--turns", "5", "--slots", "64", "--critic", "--efficiency", "engine=0.5"]
     _, out, _ = planned(capsys, "plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", *words, "--json", "-")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 WIDTH = 150
 """Columns where there is no terminal to ask."""
 LEGEND = (
-    "attained: GPU-seconds that the stages need at the assumed efficiency, over all of the step; ceiling: the same "
-    "without tail and waits; MFU: useful FLOP over the peak; stale: versions at most."
+    "ideal: a step without tail and waits; attained: GPU-seconds that the stages need at the assumed efficiency, over "
+    "all of the step; ceiling: the same, over the ideal step; MFU: useful FLOP over the peak; stale: versions at most."
 )
 
 
@@ -68,6 +68,7 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
     yield LEGEND
     yield ""
     yield f"Take {plan.recommendation.reason}."
+    yield _cost(plan)
     for sweep in plan.sweeps:
         yield ""
         yield _sweep(sweep)
@@ -88,6 +89,15 @@ def _parts(plan: Plan, *, why: bool) -> Iterator[str | Table]:
         yield from _why(plan)
     else:
         yield "Each figure with its arithmetic: --why. Charts: --html plan.html. A config to run: --write run.toml."
+
+
+def _cost(plan: Plan) -> str:
+    """What a step of the chosen placement takes of the machines, to be multiplied by a price."""
+    one = plan.chosen
+    return (
+        f"A step is {one.gpu_hours:,.3g} GPU-hours on {one.gpus:,} GPUs, for {show_tokens(one.tokens)} tokens of "
+        f"responses: {one.tokens / (3600 * one.gpu_hours):,.0f} a GPU-second."
+    )
 
 
 def _asked(plan: Plan) -> Iterator[str]:

@@ -23,6 +23,7 @@ _PLACEMENT_ROWS = (
     ("simulated_error_s", "its standard error, +-"),
     ("utilization", "utilisation"),
     ("ceiling", "its ceiling"),
+    ("gpu_hours", "GPU-hours of a step"),
     ("tokens_per_gpu_s", "tokens a GPU-second"),
     ("rollout_gpus", "GPUs generating"),
     ("train_gpus", "GPUs training"),

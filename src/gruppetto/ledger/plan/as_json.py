@@ -233,6 +233,7 @@ def _placed(plan: Plan, placed: Placed) -> Json:
         "utilization": placed.utilization.value,
         "ceiling": placed.ceiling.value,
         "mfu": items[0].share,
+        "gpu_hours": placed.gpu_hours,
         "tokens_per_gpu_s": placed.tokens / (placed.gpus * placed.step_s.value),
         "rollout_gpus": placed.rollout.used,
         "train_gpus": placed.trainer.used,

@@ -75,6 +75,11 @@ class Placed(NamedTuple):
         return self.gpus if self.colocated else self.trainer.used
 
     @property
+    def gpu_hours(self) -> float:
+        """Of a step, idle GPUs with the others."""
+        return self.gpus * self.step_s.value / 3600
+
+    @property
     def work_gpu_s(self) -> float:
         """GPU-seconds that all stages need at the assumed efficiency."""
         return self.generate.gpu_s.value + self.trainer.gpu_s
