@@ -223,7 +223,7 @@ def _schedule(facts: StepFacts) -> dict[str, Any]:
     return {
         "schedule/decode_steps": steps,
         "schedule/bound_steps": bound,
-        "schedule/excess": excess(steps, bound) if bound else None,
+        "schedule/decode_excess": excess(steps, bound) if bound else None,
         "schedule/decisions": facts.decisions,
         **{f"bubble/{cause}": count / total if total else None for cause, count in sorted(slot_steps.items())},
         "slot_steps/total": total,
@@ -257,6 +257,8 @@ def _seconds(facts: StepFacts, tokens: _Tokens, seen: LengthLedger) -> dict[str,
         **{f"engine_s/{cause}": value for cause, value in work.seconds().items()},
         "engine/batch_steps": _by_rows(Counter[int](), [engine.batch_steps for engine in work.engines]),
         "engine/batch_s": _by_rows(Counter[int](), [engine.batch_s for engine in work.engines]),
+        "engine/decode_s": sum(engine.decode_s for engine in work.engines),
+        "engine/prefill_s": sum(engine.prefill_s for engine in work.engines),
         **_evaluated(work),
         "perf/prefill_tokens": sum(engine.prefill_tokens for engine in work.engines),
         "schedule/makespan_s": work.generate_s,
@@ -321,8 +323,6 @@ def _rates(facts: StepFacts) -> dict[str, Any]:
         "perf/tokens_per_s": sum(facts.generated.values()) / step_s,
         "perf/rollouts_per_s": len(facts.batch.samples) / step_s,
         "perf/cpu_s_total": cpu(),
-        "time/decode_s": sum(work.decode_s for work in facts.work.engines),
-        "time/prefill_s": sum(work.prefill_s for work in facts.work.engines),
     }
 
 

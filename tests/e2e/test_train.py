@@ -23,7 +23,7 @@ def test_every_rollout_has_a_fate(train, scheduler, deterministic):
         tokens_dropped = sum(v for k, v in row.items() if k.startswith("tokens/dropped/"))
         assert row["tokens/made"] == row["tokens/trained"] + tokens_dropped + row["tokens/live"]
         assert row["slot_steps/total"] == sum(row[f"slot_steps/{cause}"] for cause in ("busy", "admission", "tail"))
-        assert row["schedule/excess"] is None or row["schedule/excess"] >= 0
+        assert row["schedule/decode_excess"] is None or row["schedule/decode_excess"] >= 0
     rows = rollouts_of(folder)
     assert len({row["rollout"] for row in rows}) == len(rows) == metrics[-1]["rollouts/trained"]
     json.loads((folder / "trace.json").read_text())

@@ -2,6 +2,7 @@
 
 from array import array
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -11,6 +12,7 @@ from gruppetto.clock import now
 from gruppetto.length_ledger import LengthLedger
 from gruppetto.record.account import ks_by_chance
 from gruppetto.record.bounds import Rates
+from gruppetto.record.explain.read import MetricsRow
 from gruppetto.scheduler.census import Census
 from gruppetto.scheduler.entries import GroupEntry, RolloutEntry
 from gruppetto.scheduler.meter import CAUSES, EngineWork, StepWork
@@ -216,6 +218,23 @@ def test_one_batch_size_does_not_tell_how_fast_a_rollout_is_alone():
     found = metrics_of(facts_of([group_of(0, [(5, 40)], [(5, 10)])], work=work({4: 10})))
     assert found["schedule/bound_s"] == pytest.approx(50 * 50 / 40 + 3 * 0.05)
     assert "perf/rho" not in found
+
+
+def test_seconds_of_all_engines_are_none_of_the_step():
+    one = work({4: 10}).engines[0]
+    both = StepWork(engines=(one, one), ticks=dict.fromkeys(CAUSES, 0), wall_ticks=0, generate_ticks=0)
+    seconds = {"wait_for_batch": 70.0, "train": 40.0, "switch": 4.0, "publish": 6.0}
+    found = metrics_of(facts_of([group_of(0, OLD, OLD)], work=both, seconds=seconds | {"step": 120.0}))
+    assert (found["engine/decode_s"], found["engine/prefill_s"]) == (100.0, 2.0)
+    parts = {name: value for name, value in found.items() if name.startswith("time/") and name != "time/step_s"}
+    assert sum(parts.values()) == found["time/step_s"]
+
+
+def test_names_of_older_records_are_read_as_those_of_today():
+    row = MetricsRow(
+        {"step": 1, "time/decode_s": 3.0, "time/prefill_s": 0.5, "time/train_s": 2.0}, Path("metrics.jsonl")
+    )
+    assert dict(row) == {"step": 1, "engine/decode_s": 3.0, "engine/prefill_s": 0.5, "time/train_s": 2.0}
 
 
 def test_engine_seconds_add_up():

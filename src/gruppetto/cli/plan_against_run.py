@@ -37,7 +37,7 @@ from gruppetto.sim.simulate import workload_of
 from gruppetto.sim.workload.generator import Workload
 
 TYPES = {"float32": "fp32", "bfloat16": "bf16"}
-_NEEDED = ("time/decode_s", "time/train_s", "schedule/makespan_s", "engine_s/total")
+_NEEDED = ("engine/decode_s", "time/train_s", "schedule/makespan_s", "engine_s/total")
 MASTER_BYTES = 16.0
 """Of weights, gradients and two moments in 32 bits: what an update walks through for each parameter."""
 

@@ -56,7 +56,7 @@ def _step(row: Mapping[str, Any], facts: Facts) -> MeasuredStep:
     account = {key[len("engine_s/") :]: float(value) for key, value in row.items() if key.startswith("engine_s/")}
     if not kv_limited(facts.record.config):  # as in explain
         account["queue"] = account.get("queue", 0.0) + account.pop("kv_full", 0.0)
-    decode, prefill = (float(row.get(f"time/{name}_s") or 0.0) / engines for name in ("decode", "prefill"))
+    decode, prefill = (float(row.get(f"engine/{name}_s") or 0.0) / engines for name in ("decode", "prefill"))
     score = account.get("reward", 0.0) / engines
     generate = float(row["schedule/makespan_s"])
     switch = account.get("switch", 0.0) / engines

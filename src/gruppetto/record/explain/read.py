@@ -71,11 +71,20 @@ class Lacking(UserError, KeyError):
         return str(self.args[0])
 
 
+FORMER = {
+    "time/decode_s": "engine/decode_s",
+    "time/prefill_s": "engine/prefill_s",
+    "schedule/excess": "schedule/decode_excess",
+}
+"""Names in records of older versions, and what they are called now."""
+
+
 class MetricsRow(dict[str, Any]):
-    """The metrics of one step. What is asked for by `get` may be absent; what is taken by its name must be there."""
+    """The metrics of one step, by the names of today. What is asked for by `get` may be absent; what is taken by its
+    name must be there."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
-        super().__init__(values)
+        super().__init__({FORMER.get(name, name): value for name, value in values.items()})
         self.path = path
 
     def __missing__(self, name: str) -> Any:

@@ -88,7 +88,7 @@ def fit_prices(rows: Sequence[Row], config: Row, starts: Sequence[Start], prompt
         "decode_compute_s": 0.0,
         "decode_kv_s": 0.0,
         "decode_row_s": row,
-        "prefill_token_s": _ratio(_sum(rows, "time/prefill_s"), brought),
+        "prefill_token_s": _ratio(_sum(rows, "engine/prefill_s"), brought),
         "train_step_s": 0.0,
         "train_token_s": _ratio(_sum(rows, "time/train_s"), _trained(rows, prompt or 0)),
         "publish_s": _ratio(_sum(rows, "time/publish_s"), len(rows)),
@@ -110,7 +110,7 @@ def _decode(rows: Sequence[Row], config: Row) -> tuple[float, float, float] | No
         for size, took in by_size.items():
             fit.add({size: steps.get(size, 0)}, took)
         if not by_size:
-            fit.add(steps, float(row.get("time/decode_s") or 0.0))
+            fit.add(steps, float(row.get("engine/decode_s") or 0.0))
     engine = config.get("engine", {})
     rates = fit.rates(int(engine.get("slots", 1)), int(engine.get("count", 1)))
     if rates is None:
@@ -133,7 +133,7 @@ def _between(rows: Sequence[Row], config: Row) -> float:
     one = config.get("engine", {}).get("count", 1) == 1
     if not one or config.get("run", {}).get("placement", "colocated") != "colocated":
         return 0.0
-    busy = _sum(rows, "time/decode_s") + _sum(rows, "time/prefill_s")
+    busy = _sum(rows, "engine/decode_s") + _sum(rows, "engine/prefill_s")
     waited = _sum(rows, "engine_s/reward") + _sum(rows, "engine_s/tool")
     if config.get("run", {}).get("deterministic"):  # in lockstep the engine waits for every score
         waited = _sum(rows, "engine_s/tool")
