@@ -131,6 +131,7 @@ def test_json_alone_goes_to_standard_output(tmp_path, capsys):
         (["--compare", "windowed:run.placement=colocated"], "write run.placement = 'disaggregated'"),
         (["scheduler.type=async_bounded"], "write run.placement = 'disaggregated'"),
         (["--json", "nowhere/at/all.json", "run.steps=1"], "cannot be written"),
+        (["sim.score_s=20"], "sim.score_s = 20 is over reward.timeout_s = 10: every score of such a run would fail"),
     ],
 )
 def test_bad_input_is_told_in_a_line(tmp_path, capsys, arguments, said):

@@ -91,6 +91,11 @@ def check(config: Config, demand: Demand) -> None:
     if not known_by_name(config.sim.workload):
         refuse_source(Path(config.run.dir) / config.run.name, config.sim.workload)
     read_failures(config.sim.failures, config.engine.count)
+    if config.sim.score_s > config.reward.timeout_s:
+        raise UserError(
+            f"sim.score_s = {config.sim.score_s:g} is over reward.timeout_s = {config.reward.timeout_s:g}: every score "
+            f"of such a run would fail; write reward.timeout_s = {config.sim.score_s:g} or more"
+        )
     prompt = max(demand.prompt(config.run.seed, group) for group in range(LOOKED_AT))
     needed = min(config.engine.context, prompt + config.rollout.max_tokens)
     if 0 < config.sim.kv_tokens < needed:
