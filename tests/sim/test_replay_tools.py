@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gruppetto.config.loader import load
 from gruppetto.errors import UserError
-from gruppetto.record.explain.read import Event
+from gruppetto.record.explain.read import Event, read_run
 from gruppetto.sim.replay.again import AS_RUN, prepare
 from gruppetto.sim.replay.running import run_again
-from gruppetto.sim.replay.seen import read_events
+from gruppetto.sim.replay.seen import BEYOND_S, read_events
 from gruppetto.sim.simulate import simulate
 from gruppetto.sim.workload.base import Turn
 from gruppetto.sim.workload.generator import Workload
@@ -224,5 +224,32 @@ def test_every_wait_that_events_show_has_its_seconds():
         ]
     )
     tools = {name: [turn.tool_s for turn in one.turns(10)] for name, one in seen.items()}
-    assert tools == {(0, 0): [1.9, 0.75], (0, 1): [4.5], (1, 0): [4.0], (1, 1): [4.5], (2, 0): [1.5]}
+    assert tools.pop((0, 0)) == [1.9, 0.75]
+    assert tools.pop((0, 1)) == [4.5]
+    assert tools == {(1, 0): [4.0 + BEYOND_S], (1, 1): [4.5 + BEYOND_S], (2, 0): [1.5 + BEYOND_S]}
     assert [turn[:2] for turn in seen[0, 0].turns(10)] == [(5, 10), (4, 0)]
+
+
+def test_each_member_of_a_group_does_what_it_did_itself_also_where_others_were_given_up(tmp_path):
+    size = ["rollout.prompts_per_step=6", "rollout.group_size=4", "engine.count=2", "engine.slots=8", "run.steps=3"]
+    surplus = ["scheduler.type=tail_batch", "scheduler.over_members=1.5", f"run.dir={tmp_path}"]
+    run = simulate(load(["sim/family-e"], [*size, *surplus]))
+    seen, takes = read_events(read_run(run).events())
+    groups = prepare(run).demand.launched.groups
+    numbers = {group: number for number, group in enumerate(takes.first)}
+    given_up = 0
+    for (group, member), one in seen.items():
+        if group in numbers:
+            turns = list(one.turns(512))
+            recorded = groups[numbers[group]].members[member]
+            assert list(recorded.turns[: len(turns)]) == turns
+            given_up += not one.finished
+    assert given_up > 5
+
+
+def test_a_member_that_no_group_has_is_one_line(tmp_path):
+    run = simulate(load(["sim/reasoning-32k"], ["run.steps=1", "rollout.prompts_per_step=2", f"run.dir={tmp_path}"]))
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"t":1e6,"kind":"stop","rollout":"g0.99999999999","group":0,"tokens":3}\n')
+    with pytest.raises(UserError, match=r"names rollout g0\.99999999999, and no group has so many members"):
+        prepare(run)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gruppetto.record.explain.read import read_run
 from gruppetto.rng import seed_for
-from gruppetto.sim.replay.seen import Rollouts, Seen, read_events
+from gruppetto.sim.replay.seen import Rollouts, Seen, launched_members, read_events
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, seconds_untold
 from gruppetto.sim.workload.base import Turn
 from gruppetto.sim.workload.recorded import Recorded
@@ -68,8 +68,10 @@ def launched(
     first, again = takes.first, takes.again
     if not first:  # no events were written: groups are numbered in the order of launch
         first = sorted(int(label) for label in recorded if label is not None and label.isdecimal())
+    counts = launched_members(seen)
     rows = {
-        g: _members(g, recorded.get(str(g), ()), seen, group_size) for g in dict.fromkeys([*first, *again.values()])
+        g: _members(g, recorded.get(str(g), ()), seen, max(group_size, counts.get(g, 0)))
+        for g in dict.fromkeys([*first, *again.values()])
     }
     drawing = _Drawing(list(rows.values()), seen, prompt_tokens)
     drawn = {group: drawing.group(members) for group, members in rows.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from gruppetto.errors import UserError
 from gruppetto.record.explain.read import read_run as read_record
 from gruppetto.sim.replay.endings import absent, ending_of
 from gruppetto.sim.replay.rows import Row, json_rows
+from gruppetto.sim.replay.seen import MOST_MEMBERS, member_of
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, TraceTurn, number_groups, number_members
 
 KEYS = frozenset({"rollout", "group", "fate", "tokens"})
@@ -36,11 +37,10 @@ def _from_events(folder: Path) -> Trace:
         if event.kind == "launch" and event.group is not None:
             tasks[event.group] = event.task
         elif event.kind == "finish" and event.group is not None and event.rollout is not None:
-            digits = event.rollout.rpartition(".")[2]
             rollouts.append(
                 TraceRollout(
                     group=event.group,
-                    member=int(digits) if digits.isdecimal() else 0,
+                    member=member_of(event.rollout),
                     tokens=event.tokens or 0,
                     ending=ending_of(event.reason),
                     finish=event.reason,
@@ -61,11 +61,19 @@ def run_trace(path: str, rows: Iterable[tuple[int | None, Row]], cap: int | None
     if not held:
         raise UserError(f"{path} holds no rollouts; replay a run that finished a step")
     groups = number_groups([row.word("group") for _, row in held])
-    members = number_members(groups)
+    members = _members([row.word("rollout") for _, row in held], groups)
     pairs = zip(held, groups, members, strict=True)
     rollouts = tuple(_rollout(step, row, group, member) for (step, row), group, member in pairs)
     missing = (*absent(rollouts), "rollouts still unfinished when the run ended")
     return Trace(path=path, kind="run folder", rollouts=rollouts, missing=missing, cap=cap)
+
+
+def _members(names: Sequence[str | None], groups: Sequence[int]) -> list[int]:
+    """By the rollouts' names, which say it also where a group has members without a row; in order of appearance where
+    they do not tell members apart."""
+    members = [member_of(name or "") for name in names]
+    told = len(set(zip(groups, members, strict=True))) == len(members) and max(members) < MOST_MEMBERS
+    return members if told else number_members(groups)
 
 
 def _rollout(step: int | None, row: Row, group: int, member: int) -> TraceRollout:

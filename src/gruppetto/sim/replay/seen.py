@@ -10,9 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gruppetto.errors import UserError
 from gruppetto.record.explain.read import Event
 from gruppetto.sim.replay.takes import Takes
 from gruppetto.sim.workload.base import Turn
+
+MOST_MEMBERS = 1 << 16
+
+BEYOND_S = 2e-6
+"""By so much a wait without an answer was longer than it was seen to be, at least: records round to a microsecond."""
 
 
 @dataclass(slots=True)
@@ -39,13 +45,16 @@ class Seen:
         elif event.kind == "observe" and tokens is not None:
             self.answers.append((event.seconds or 0.0, tokens))
             self.since = None
-        elif event.kind in ("finish", "drop"):
-            self.until(event.t, event.seconds if event.kind == "finish" else None)
+        elif event.kind == "finish" and self.since is not None:
+            self.answers.append((event.t - self.since if event.seconds is None else event.seconds, None))
+            self.since = None
+        elif event.kind == "drop":
+            self.unanswered(event.t)
 
-    def until(self, t: float, seconds: float | None = None) -> None:
-        """It waits no more, or nobody saw it any longer; `seconds` that the wait took, where that was said."""
+    def unanswered(self, t: float) -> None:
+        """Nobody saw its wait end, and it had not ended at `t`."""
         if self.since is not None:
-            self.answers.append((t - self.since if seconds is None else seconds, None))
+            self.answers.append((t - self.since + BEYOND_S, None))
             self.since = None
 
     @property
@@ -87,9 +96,9 @@ def read_events(events: Iterable[Event]) -> tuple[Rollouts, Takes]:
                 waiting[event.group].pop(member, None)
         elif event.kind in ("drop", "ready"):  # who was still waiting was given up
             for one in waiting.pop(event.group, {}).values():
-                one.until(event.t)
+                one.unanswered(event.t)
     for one in (one for members in waiting.values() for one in members.values()):
-        one.until(last)
+        one.unanswered(last)
     return dict(seen), takes
 
 
@@ -97,3 +106,16 @@ def member_of(rollout: str) -> int:
     """Rollouts are called g<group>.<member>."""
     digits = rollout.rpartition(".")[2]
     return int(digits) if digits.isdecimal() else 0
+
+
+def launched_members(seen: Rollouts) -> dict[int, int]:
+    """How many members of each group were seen. Raises `UserError` for a number that no member has."""
+    counts: dict[int, int] = defaultdict(int)
+    for group, member in seen:
+        if member >= MOST_MEMBERS:
+            raise UserError(
+                f"events.jsonl names rollout g{group}.{member}, and no group has so many members; the run folder is "
+                "damaged, or another program wrote it"
+            )
+        counts[group] = max(counts[group], member + 1)
+    return counts
