@@ -230,10 +230,11 @@ def test_every_wait_that_events_show_has_its_seconds():
     assert [turn[:2] for turn in seen[0, 0].turns(10)] == [(5, 10), (4, 0)]
 
 
-def test_each_member_of_a_group_does_what_it_did_itself_also_where_others_were_given_up(tmp_path):
+@pytest.mark.parametrize("rows_too", ["true", "false"])
+def test_each_member_of_a_group_does_what_it_did_itself_also_where_others_were_given_up(tmp_path, rows_too):
     size = ["rollout.prompts_per_step=6", "rollout.group_size=4", "engine.count=2", "engine.slots=8", "run.steps=3"]
     surplus = ["scheduler.type=tail_batch", "scheduler.over_members=1.5", f"run.dir={tmp_path}"]
-    run = simulate(load(["sim/family-e"], [*size, *surplus]))
+    run = simulate(load(["sim/family-e"], [*size, *surplus, f"log.rollouts={rows_too}"]))
     seen, takes = read_events(read_run(run).events())
     groups = prepare(run).demand.launched.groups
     numbers = {group: number for number, group in enumerate(takes.first)}
@@ -251,5 +252,33 @@ def test_a_member_that_no_group_has_is_one_line(tmp_path):
     run = simulate(load(["sim/reasoning-32k"], ["run.steps=1", "rollout.prompts_per_step=2", f"run.dir={tmp_path}"]))
     with (run / "events.jsonl").open("a") as file:
         file.write('{"t":1e6,"kind":"stop","rollout":"g0.99999999999","group":0,"tokens":3}\n')
-    with pytest.raises(UserError, match=r"names rollout g0\.99999999999, and no group has so many members"):
+    with pytest.raises(
+        UserError, match=r"/events\.jsonl names rollout g0\.99999999999, and no group has so many members"
+    ):
         prepare(run)
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (
+            [event(1.0, "wait", "g0.0", tokens=5), event(2.0, "observe", "g0.0", tokens=9, seconds=1e15)],
+            r"took 1e\+15 s for a turn",
+        ),
+        (
+            [event(1.0, "wait", "g0.0", tokens=5), event(2.0, "observe", "g0.0", tokens=9, seconds=-1.0)],
+            r"took -1 s for a turn",
+        ),
+        (
+            [event(1.0, "wait", "g0.0", tokens=-5), event(2.0, "observe", "g0.0", tokens=9, seconds=1.0)],
+            r"a turn from 0 to -5 model tokens in a context of 9",
+        ),
+        ([event(1.0, "wait", "g0.0", tokens=5), event(1e12, "publish_end", group=None)], r"took 1e\+12 s for a turn"),
+    ],
+)
+def test_events_that_cannot_be_are_one_line(events, said):
+    seen, _ = read_events(events)
+    with pytest.raises(
+        UserError, match=rf"^events\.jsonl tells of .*{said}, which cannot be; the run folder is damaged"
+    ):
+        list(seen[0, 0].turns(10))

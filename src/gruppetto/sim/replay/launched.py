@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from gruppetto.errors import UserError
 from gruppetto.record.explain.read import read_run
 from gruppetto.rng import seed_for
 from gruppetto.sim.replay.seen import Rollouts, Seen, launched_members, read_events
+from gruppetto.sim.replay.takes import Takes
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, seconds_untold
 from gruppetto.sim.workload.base import Turn
 from gruppetto.sim.workload.recorded import Recorded
@@ -65,10 +67,26 @@ def launched(
         return Launched(groups=tuple(drawing.group(group) for group in groups), words=drawing.words)
     seen, takes = read_events(read_run(folder).events())
     recorded = {r.label: group for group in trace.groups() for r in group[:1]}
-    first, again = takes.first, takes.again
+    first = takes.first
     if not first:  # no events were written: groups are numbered in the order of launch
         first = sorted(int(label) for label in recorded if label is not None and label.isdecimal())
-    counts = launched_members(seen)
+    try:
+        return _of_run(seen, takes, first, recorded, group_size, prompt_tokens)
+    except UserError as error:
+        raise UserError(f"{folder}/{error}") from None
+
+
+def _of_run(
+    seen: Rollouts,
+    takes: Takes,
+    first: Sequence[int],
+    recorded: Mapping[str | None, Sequence[TraceRollout]],
+    group_size: int,
+    prompt_tokens: int | None,
+) -> Launched:
+    """What a run folder's events and rows launch: `first` are its groups by the taking of their tasks, `recorded` those
+    with rows. Raises `UserError` for what its events.jsonl tells and cannot be."""
+    counts, again = launched_members(seen), takes.again
     rows = {
         g: _members(g, recorded.get(str(g), ()), seen, max(group_size, counts.get(g, 0)))
         for g in dict.fromkeys([*first, *again.values()])

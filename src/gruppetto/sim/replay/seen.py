@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gruppetto.errors import UserError
+from gruppetto.record.explain.checked import DAMAGED
 from gruppetto.record.explain.read import Event
+from gruppetto.sim.replay.rows import MOST_S, MOST_TOKENS
 from gruppetto.sim.replay.takes import Takes
 from gruppetto.sim.workload.base import Turn
 
@@ -68,8 +70,17 @@ class Seen:
         made, beside = 0, prompt
         for end, (seconds, context) in zip(self.waits, self.answers, strict=False):
             grown = beside if context is None else context - end
-            yield Turn(end - made, max(0, grown - beside), seconds)
+            turn = Turn(end - made, max(0, grown - beside), seconds)
+            if not (0 <= turn.model_tokens <= MOST_TOKENS and turn.observation_tokens <= MOST_TOKENS):
+                raise _impossible(f"a turn from {made} to {end} model tokens in a context of {context}")
+            if not 0 <= seconds <= MOST_S:
+                raise _impossible(f"an environment that took {seconds:g} s for a turn")
+            yield turn
             made, beside = end, grown
+
+
+def _impossible(what: str) -> UserError:
+    return UserError(f"events.jsonl tells of {what}, which cannot be; {DAMAGED}")
 
 
 Rollouts = Mapping[tuple[int, int], Seen]
@@ -114,8 +125,7 @@ def launched_members(seen: Rollouts) -> dict[int, int]:
     for group, member in seen:
         if member >= MOST_MEMBERS:
             raise UserError(
-                f"events.jsonl names rollout g{group}.{member}, and no group has so many members; the run folder is "
-                "damaged, or another program wrote it"
+                f"events.jsonl names rollout g{group}.{member}, and no group has so many members; {DAMAGED}"
             )
         counts[group] = max(counts[group], member + 1)
     return counts
