@@ -118,6 +118,8 @@ class EngineSeat:
     """Contexts of what runs, at the size they may reach before they come back."""
     kv_held: int = 0
     """Contexts kept for rollouts that come back next: in a tool call, parked, at the end of a chunk."""
+    num_away: int = 0
+    """Rollouts that left their KV here when they last ran, in a tool call or in the queue now."""
     expected: int = 0
     """Tokens that what runs here was believed to make still, when it started."""
     slowness: float = 1.0

@@ -129,13 +129,16 @@ class Seating:
             seat.kv_held += entry.reserved
             self._held += entry.reserved
             self._kept[seat.name][entry.id] = entry
+            seat.num_away += 1
         self.least_taken.changed(seat)
         return self._push_out(seat)
 
     def release(self, entry: RolloutEntry) -> None:
         """The KV that `entry` left behind is no longer kept for it."""
         self.let_go(entry)
-        entry.home = None
+        if entry.home is not None:
+            self._seats[entry.home].num_away -= 1
+            entry.home = None
 
     def let_go(self, entry: RolloutEntry) -> None:
         """What `entry` left behind may be pushed out; it would still rather go back there."""

@@ -116,6 +116,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def num_away(self) -> int:
+        """Rollouts that left their KV here when they last ran, in a tool call or in the queue now."""
+        ...
+
+    @property
     def expected(self) -> int:
         """Tokens that what runs here was believed to make still, when it started."""
         ...

@@ -65,8 +65,12 @@ class Board:
         self._added: dict[str, int] = {}
         self._expected: dict[str, float] = {}
         self._kv: dict[str, int] = {}
+        """What those that this decision has put there may need, and how much more that is than what was held there."""
+        self._grows: dict[str, int] = {}
         self._ahead: dict[str, int] = {}
         """Those that wait for their own engine."""
+        self._came: dict[str, int] = {}
+        """Of those that ran on an engine last, how many this decision has placed."""
         self._versions = {engine.version for engine in view.engines()} if rule.own_version else set()
         """Served at all: a rollout whose version no engine serves any more goes on under a newer one."""
         self._room: float | None = None
@@ -87,7 +91,7 @@ class Board:
         self._tokens = remaining(self._view, rollout, LIKELY)
         home = self._view.engine(rollout.home) if rollout.home else None
         if home is not None and self._has_room(home) and self._takes(home, rollout):
-            rows = home.load + self._added.get(home.name, 0) + 1
+            rows = home.load + self._added.get(home.name, 0) + self._coming(home, rollout) + 1
             if self._view.rates is None or not self._rule.crowded(self._view, rollout, self._tokens, home, rows):
                 return self._take(home, rollout)
             there = self._least_taken(rollout)
@@ -166,11 +170,20 @@ class Board:
 
     def _run_s(self, rollout: RolloutView, seat: EngineView, *, moves: bool = False) -> float:
         """Seconds to its likely end there, beside what runs and what this decision has put there."""
-        rows = seat.load + self._added.get(seat.name, 0)
-        expected = seat.expected + self._expected.get(seat.name, 0.0)
-        kv = seat.kv_running + seat.kv_held + self._kv.get(seat.name, 0)
+        coming = self._coming(seat, rollout)
+        rows = min(seat.capacity, seat.load + self._added.get(seat.name, 0) + coming)
+        expected = seat.expected + self._expected.get(seat.name, 0.0) + coming * self._tokens
+        kv = seat.kv_running + seat.kv_held + self._grows.get(seat.name, 0)
+        if seat.kv_capacity:
+            kv += coming * (self._rule.needs(self._view, rollout) - rollout.context)
         rows_beside = beside(rows, expected, self._tokens)
         return self._rule.run_s(self._view, rollout, self._tokens, seat, rows_beside + 1, kv, moves=moves)
+
+    def _coming(self, seat: EngineView, rollout: RolloutView) -> int:
+        """Others that ran there last: they will run beside it, though they are in a tool call now, or behind it in the
+        queue. Were they not counted, whoever comes back first would take their places, and they the places of others.
+        """
+        return max(0, seat.num_away - self._came.get(seat.name, 0) - (rollout.home == seat.name))
 
     def _wait_s(self, seat: EngineView) -> float:
         """Seconds until a place comes free there, beyond those that wait for it already."""
@@ -188,10 +201,16 @@ class Board:
 
     def _take(self, seat: EngineView, rollout: RolloutView) -> str:
         name = seat.name
+        if rollout.home:
+            self._came[rollout.home] = self._came.get(rollout.home, 0) + 1
         self._added[name] = self._added.get(name, 0) + 1
         self._expected[name] = self._expected.get(name, 0.0) + self._tokens
         if seat.kv_capacity:
-            self._kv[name] = self._kv.get(name, 0) + self._rule.needs(self._view, rollout)
+            needs, home = self._rule.needs(self._view, rollout), rollout.home
+            self._kv[name] = self._kv.get(name, 0) + needs
+            self._grows[name] = self._grows.get(name, 0) + needs
+            if home and rollout.reserved:
+                self._grows[home] = self._grows.get(home, 0) - rollout.reserved
         if seat.load + self._added[name] >= seat.capacity:
             self._full.add(name)
             self._left -= 1
