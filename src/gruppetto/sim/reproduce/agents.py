@@ -188,12 +188,7 @@ ROLLART = Study(
     predict=_predict_rollart,
     tolerance="+-15 %",
     rows=(
-        relative(
-            "lock-step over trajectories, sigma 1 s",
-            1.23,
-            0.15,
-            "when all turns end at once many go on where their KV is not: four times the prefill that lock-step needs",
-        ),
+        relative("lock-step over trajectories, sigma 1 s", 1.23, 0.15),
         relative("lock-step over trajectories, sigma 10 s", 2.27, 0.15, "the batch and the turns are not published"),
     ),
     says="Predicted: both rows. The other figures of the record compare whole systems and hardware mixes.",
