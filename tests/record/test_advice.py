@@ -56,6 +56,7 @@ def advise(measured, config):
         (Measured(shares={"tool": 0.2}), {}, {"kv": "hold", "max_staleness": 1}),
         (Measured(shares={"queue": 0.2}), {"engine": {"admit_batch": 4}}, {"admit_batch": 1}),
         (Measured(shares={"kv_full": 0.2}), {}, {"kv": "hold"}),
+        (Measured(shares={"prefill": 0.5}), {}, {"kv": "hold"}),
         (Measured(shares={"trainer": 0.3, "tail": 0.1}), {}, {"stream": True}),
         (Measured(shares={"sync": 0.1}), {"rollout": {"prompts_per_step": 8}}, {"prompts_per_step": 16}),
     ],
@@ -154,6 +155,8 @@ def test_of_a_table_that_is_none_of_todays_nothing_is_claimed(fields):
 def test_what_the_run_has_already_is_no_advice():
     """The preset's own choices are the run's too."""
     assert advise(Measured(shares={"kv_full": 0.3}), layered()) == []
+    assert advise(Measured(shares={"prefill": 0.1}), {}) == []
+    assert advise(Measured(shares={"prefill": 0.5}), {"engine": {"type": "embedded"}}) == []
     assert advise(Measured(shares={"trainer": 0.3}), layered(max_staleness=1)) == []
     masks = layered(max_staleness=1, over_age="mask", depth=2.0)
     assert advise(Measured(rho=41, icc=0.05, shares=TAIL), masks) == []

@@ -62,7 +62,7 @@ def test_a_whole_run_names_its_longest_steps_and_adds_up(run):
     assert (found["bound"]["makespan_s"], found["bound"]["bound_s"], found["bound"]["rho"]) == (71.0, 96.0, 4.0)
     assert found["missing"] == []
     text = to_text(found)
-    assert "32% of 300.0 engine-seconds went into making tokens." in text
+    assert "Of 300.0 engine-seconds 30% went into decoding and 2% into prefill." in text
     assert "tail      60.0%         180.00 s   empty slots while the last rollouts ran" in text
     assert "rho is 4.0: the slowest rollout alone takes that many times" in text
     assert "strictly on-policy" in text

@@ -18,8 +18,8 @@ from gruppetto.ledger.models.model import Model
 from gruppetto.ledger.reconcile.measured import MeasuredRun, MeasuredStep, StepWork
 from gruppetto.ledger.reconcile.pieces import Piece
 from gruppetto.presets import compose
+from gruppetto.record.explain.engines import kv_limited
 from gruppetto.record.explain.read import RunRecord
-from gruppetto.record.explain.sections import kv_limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

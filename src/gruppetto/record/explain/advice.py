@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gruppetto.record.explain.engines import kv_limited
 from gruppetto.record.explain.policy import Policy
 from gruppetto.record.explain.trainer import IDLE, WAITS, Trainer
 
@@ -195,14 +196,22 @@ def _other_causes(measured: Measured, config: Mapping[str, Any], policy: Policy)
             price="more, smaller prefills",
             weight=share("queue"),
         )
-    if share("kv_full") >= 0.1:
+    yield from _kv(share("kv_full"), share("prefill") if kv_limited(config) else 0.0)
+    yield from _trainer(measured, config, policy)
+
+
+def _kv(full: float, prefill: float) -> Iterator[Advice]:
+    """KV that is short shows as free slots, or as contexts that are read in again and again."""
+    whys = [f"{full:.0%} of the engine-seconds: slots were free and KV was not"] if full >= 0.1 else []
+    if prefill >= 0.2:
+        whys.append(f"{prefill:.0%} of the engine-seconds: contexts read in, again where their KV was pushed out")
+    if whys:
         yield Advice(
-            why=f"{share('kv_full'):.0%} of the engine-seconds: slots were free and KV was not",
+            why="; ".join(whys),
             lines=_lines("scheduler", kv="hold"),
             price="new rollouts start later, so that those that have begun keep their KV",
-            weight=share("kv_full"),
+            weight=full + prefill,
         )
-    yield from _trainer(measured, config, policy)
 
 
 def _trainer(measured: Measured, config: Mapping[str, Any], policy: Policy) -> Iterator[Advice]:

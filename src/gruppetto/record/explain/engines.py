@@ -48,3 +48,8 @@ def _words(told: Sequence[str], found: Sequence[Mapping[str, Any]]) -> Iterator[
         yield f"{entry['engine']} {entry['what']} (step {entry['step']}, at {entry['t']:,.2f} s)."
     if len(found) > LISTED:
         yield f"{len(found) - LISTED:,} more of these are in the data (--json)."
+
+
+def kv_limited(config: Mapping[str, Any]) -> bool:
+    """Whether KV can be full before the slots are: not on the embedded engine, whose slots have a context each."""
+    return config.get("engine", {}).get("type") != "embedded" or bool(config.get("sim", {}).get("kv_tokens"))

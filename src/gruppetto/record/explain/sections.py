@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from gruppetto.record.explain.engines import kv_limited
 from gruppetto.record.explain.means import Row, decided, mean, mean_of_tokens, of_batch, total, trained
 from gruppetto.record.explain.policy import UNKNOWN, Policy
 from gruppetto.record.explain.read import Event, RolloutRow
@@ -69,17 +70,12 @@ def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
         if seconds
     ]
     idle = [entry for entry in causes if entry["cause"] not in ("decode", "prefill")]
-    busy = sum(seconds for cause, seconds in found if cause in ("decode", "prefill")) / whole
-    says = [f"{busy:.0%} of {whole:,.1f} engine-seconds went into making tokens."]
+    decode, prefill = (seconds_of[cause] / whole for cause in ("decode", "prefill"))
+    says = [f"Of {whole:,.1f} engine-seconds {decode:.0%} went into decoding and {prefill:.0%} into prefill."]
     if idle:
         says.append(f"The largest other part is {idle[0]['cause']}, {idle[0]['share']:.0%}: {idle[0]['meaning']}.")
     says += _too_few(config)
     return {"total_s": whole, "causes": causes, "says": says}
-
-
-def kv_limited(config: Row) -> bool:
-    """Whether KV can be full before the slots are: not on the embedded engine, whose slots have a context each."""
-    return config.get("engine", {}).get("type") != "embedded" or bool(config.get("sim", {}).get("kv_tokens"))
 
 
 def _too_few(config: Row) -> Iterable[str]:
