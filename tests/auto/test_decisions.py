@@ -170,15 +170,15 @@ def test_later_it_wants_the_same_gain_twice_running_or_three_times_where_it_is_i
     assert later(tmp_path, *answers) == switched
 
 
-def test_a_question_that_confirms_the_present_choice_is_between(tmp_path):
-    """Twice running, not twice in all."""
+def test_a_question_that_confirms_the_present_choice_ends_no_run(tmp_path):
+    """Twice among those that name another choice."""
     hand = ByHand(tmp_path, {"wait 1.25": 1.1}, **K1)
     hand.step(4)
     for answer in (CERTAIN, NOBODY, CERTAIN):
         hand.answer = {"wait 1.25": steady(1.001)} | answer
         hand.step(5 if hand.steps < 14 else 10)
     assert hand.asked_at() == [1, 4, 9, 14, 24]
-    assert hand.present == "wait 1.25"
+    assert hand.followed[-1] == (24, "wait 1.5")
 
 
 def test_it_asks_nobody_while_it_drains(tmp_path):

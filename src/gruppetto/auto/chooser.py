@@ -80,7 +80,7 @@ class Chooser:
         self._asked: list[Choice] = []
         self._extent = Extent(0, 0, 0)
         self._ahead: tuple[tuple[Choice, float, float], ...] = ()
-        """(best, gain over the present choice, its error) of the last forecasts; one that confirms it is among them."""
+        """(best, gain over the present choice, its error) of the last forecasts that named another one."""
         self._forecast: Forecast | None = None
         self._seen: list[tuple[float, float]] = []
         """(trained tokens, seconds) of the steps since the last look at the forecast's error."""
@@ -230,7 +230,8 @@ class Chooser:
         best = self._best(usable)
         present = usable.get(self._choice)
         gain, doubt = usable[best].better_than(present) if present is not None else (float("inf"), 0.0)
-        self._ahead = (*self._ahead, (best, gain, doubt))[-3:]
+        if best != self._choice:
+            self._ahead = (*self._ahead, (best, gain, doubt))[-3:]
         switch = best != self._choice and (present is None or self._distrusted or self._convinced(best, gain))
         self._note(known, best, gain, switch)
         if switch:
