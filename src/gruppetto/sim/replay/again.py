@@ -89,7 +89,7 @@ class Replay:
             {}, compare.overrides(re.sub(f"^{ORACLE}(?=:|$)", "sync", scheduler), placed=placed)
         )  # fmt: skip
         run = self.above["run"]
-        above = {**self.above, "run": {**run, "name": f"{run['name']}-{re.sub('[^A-Za-z0-9_.]+', '-', scheduler)}"}}
+        above = {**self.above, "run": {**run, "name": compare.folder_name(run["name"], scheduler)}}
         with tempfile.TemporaryDirectory() as folder:
             low, high = Path(folder) / "below.toml", Path(folder) / "above.toml"
             low.write_text(_toml({**self.below, **own}))
