@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cli.planned import planned
 
-from gruppetto.cli.main import main
 from gruppetto.cli.plan_numbers import NUMBERS
 from gruppetto.cli.stepping import steps_shown
 from gruppetto.config.loader import load
@@ -21,12 +21,6 @@ from gruppetto.ledger.plan.plan import Simulated
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
-
-
-def planned(capsys, *words):
-    code = main([*words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def test_the_answer_stands_on_the_terminal(capsys):

@@ -1,11 +1,10 @@
 """`gruppetto plan --workload` of a recipe or a run.toml: the rollouts that `simulate` draws from it, or one line."""
 
-import json
 import tomllib
 
 import pytest
+from cli.planned import answer, planned
 
-from gruppetto.cli.main import main
 from gruppetto.config.loader import load
 from gruppetto.sim.simulate import workload_of
 
@@ -21,22 +20,10 @@ tool_median_s = 2.0
 """
 
 
-def planned(capsys, *words):
-    code = main([*PLAN, *words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
-def answer(capsys, *words):
-    code, out, err = planned(capsys, *words, "--json", "-")
-    assert code == 0, err
-    return json.loads(out)
-
-
 @pytest.mark.parametrize("name", ["sim/family-a", "family-a", "recipes/sim/family-a.toml", "reasoning-32k"])
 def test_a_recipe_is_planned_with_the_workload_that_it_names(capsys, monkeypatch, request, name):
     monkeypatch.chdir(request.config.rootpath)
-    found, family = answer(capsys, "--workload", name), answer(capsys, "--workload", "A")
+    found, family = answer(capsys, *PLAN, "--workload", name), answer(capsys, *PLAN, "--workload", "A")
     assert found["workload"] == family["workload"]
     assert found["placements"]["colocated"]["step_s"] == family["placements"]["colocated"]["step_s"]
 
@@ -44,7 +31,7 @@ def test_a_recipe_is_planned_with_the_workload_that_it_names(capsys, monkeypatch
 def test_lengths_of_its_own_are_planned_and_written_as_simulate_draws_them(capsys, tmp_path):
     file, written = tmp_path / "own.toml", tmp_path / "run.toml"
     file.write_text(ROOM + DRAWN)
-    found = answer(capsys, "--workload", str(file), "--write", str(written))["workload"]
+    found = answer(capsys, *PLAN, "--workload", str(file), "--write", str(written))["workload"]
     ours, theirs = workload_of(load([file]).config), workload_of(load([written]).config)
     assert found["mean_tokens"] == pytest.approx(900, rel=0.01)
     assert found["cap"] == ours.cap == theirs.cap == 4096
@@ -59,9 +46,9 @@ def test_rollouts_end_where_the_recipe_ends_them(capsys, tmp_path):
     for named in ("A", str(rows)):
         file, written = tmp_path / "short.toml", tmp_path / "run.toml"
         file.write_text(f'{ROOM}[sim]\nworkload = "{named}"\n')
-        found = answer(capsys, "--workload", str(file), "--write", str(written))["workload"]
+        found = answer(capsys, *PLAN, "--workload", str(file), "--write", str(written))["workload"]
         assert found["cap"] == 4096
-        assert found["mean_tokens"] < answer(capsys, "--workload", named)["workload"]["mean_tokens"]
+        assert found["mean_tokens"] < answer(capsys, *PLAN, "--workload", named)["workload"]["mean_tokens"]
         assert tomllib.loads(written.read_text())["sim"]["workload"] == named
         assert tomllib.loads(written.read_text())["rollout"]["max_tokens"] == 4096
 
@@ -81,18 +68,18 @@ def test_what_has_no_workload_gets_one_line(capsys, monkeypatch, tmp_path, name,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("[sim]\nworkloat = 3\n[rollout]\nmax_tokens = -1\n")
     (tmp_path / "nix.toml").write_text('[sim]\nworkload = "nix"\n')
-    code, out, err = planned(capsys, "--workload", name)
+    code, out, err = planned(capsys, *PLAN, "--workload", name)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {says}")
     assert err.count("\n") == 1
 
 
 def test_a_slip_in_a_name_is_told_the_nearest(capsys):
-    assert "write --workload sim/family-b, a run.toml or" in planned(capsys, "--workload", "sim/familyb")[2]
+    assert "write --workload sim/family-b, a run.toml or" in planned(capsys, *PLAN, "--workload", "sim/familyb")[2]
 
 
 def test_sizes_beside_a_recipe_are_refused(capsys):
     assert (
         "--cv with --workload sim/family-a, which has lengths of its own"
-        in (planned(capsys, "--workload", "sim/family-a", "--cv", "2")[2])
+        in (planned(capsys, *PLAN, "--workload", "sim/family-a", "--cv", "2")[2])
     )

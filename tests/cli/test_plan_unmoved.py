@@ -1,26 +1,10 @@
 """Options of `gruppetto plan` that change nothing: each is said to, with why; what does change something is not."""
 
-import json
-
 import pytest
-
-from gruppetto.cli.main import main
+from cli.planned import answer, planned
 
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
 AGENT = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--workload", "agent"]
-
-
-def planned(capsys, *words):
-    code = main([*words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
-def answer(capsys, *words):
-    """The plan as data."""
-    code, out, err = planned(capsys, *words, "--json", "-")
-    assert code == 0, err
-    return json.loads(out)
 
 
 def steps(found):

@@ -6,17 +6,11 @@ import shlex
 import tomllib
 
 import pytest
+from cli.planned import planned
 
-from gruppetto.cli.main import main
 from gruppetto.ledger.models.figures import FIGURES
 
 SMALL = ["plan", "Qwen3-8B", "--gpus", "16", "--prompts", "64", "--mean-tokens", "2k", "--max-tokens", "8k"]
-
-
-def planned(capsys, *words):
-    code = main([*words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 @pytest.mark.parametrize("text", ["precious\n", "# gruppetto is tried here\n[run]\nsteps = 3\n", "\x00"])
