@@ -6,6 +6,9 @@ value, why, and what to write instead. A bad rollout is data, not an exception.
 
 from __future__ import annotations
 
+DAMAGED = "the run folder is damaged, or another program wrote it"
+"""Why a file of a run folder cannot be read as one."""
+
 
 class GruppettoError(Exception):
     """Any failure this project raises on purpose. `exit_code` is what the command line returns."""

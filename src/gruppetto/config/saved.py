@@ -15,9 +15,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from gruppetto.config.schema import Config
-from gruppetto.errors import UserError
-
-DAMAGED = "the run folder is damaged, or another program wrote it"
+from gruppetto.errors import DAMAGED, UserError
 
 _SHOWN = 40
 

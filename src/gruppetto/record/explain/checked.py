@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gruppetto.errors import UserError
+from gruppetto.errors import DAMAGED, UserError
 
 LISTS = frozenset(
     {"staleness/histogram", "masked/by_position", "engine/batch_steps", "engine/batch_s", "eval/batch_steps",
@@ -24,8 +24,6 @@ TEXTS = frozenset({"perf/critical_rollout"})
 LARGEST = 1e30
 LAST_STEP = 10**6
 """No run has more steps."""
-
-DAMAGED = "the run folder is damaged, or another program wrote it"
 
 _SHOWN = 40
 

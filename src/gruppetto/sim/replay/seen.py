@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gruppetto.errors import UserError
-from gruppetto.record.explain.checked import DAMAGED
+from gruppetto.errors import DAMAGED, UserError
 from gruppetto.record.explain.read import Event
 from gruppetto.sim.replay.rows import MOST_S, MOST_TOKENS
 from gruppetto.sim.replay.takes import Takes
