@@ -353,6 +353,13 @@ def test_turns_parts_and_steps_that_overlap():
     assert (found[2].generate_s, found[2].rollouts) == (5, 1)
 
 
+def test_a_tool_that_only_a_member_given_up_waited_for_holds_no_step_up():
+    waits = [event(1, "wait", "g0.0"), event(1, "wait", "g0.1"), event(3, "finish", "g0.0", tokens=4, seconds=2.0)]
+    given_up = [event(3, "ready", group=0), event(9, "observe", "g0.1", seconds=8.0)]
+    found = timelines([*waits, *given_up, event(10, "close", groups=[0], version=0)])
+    assert [(t.rollout, t.seconds) for t in found[1].turns] == [("g0.0", 2.0)]
+
+
 def test_what_finished_before_a_step_began_finished_at_its_beginning():
     early = [event(1, "finish", "g0.0", tokens=4), event(3, "publish_end", version=1)]
     found = timelines([*early, event(8, "close", groups=[0], version=1)], {2})

@@ -12,7 +12,7 @@ from gruppetto.record.explain.read import Event, read_run
 from gruppetto.sim.replay.again import AS_RUN, prepare
 from gruppetto.sim.replay.running import run_again
 from gruppetto.sim.replay.seen import BEYOND_S, read_events
-from gruppetto.sim.simulate import simulate
+from gruppetto.sim.simulate import demand_of, simulate
 from gruppetto.sim.workload.base import Turn
 from gruppetto.sim.workload.generator import Workload
 from gruppetto.sim.workload.recorded import Recorded, TraceWorkload
@@ -200,6 +200,18 @@ def test_a_run_that_ends_with_rollouts_at_their_tools_is_replayed_as_the_same_ru
     assert [_without_rewards(row) for row in rows(run)] == [_without_rewards(row) for row in rows(second)]
 
 
+@pytest.mark.parametrize(
+    "surplus", [("scheduler.over_members=1.5",), ("scheduler.over_members=1.5", "scheduler.kv=hold")]
+)
+def test_a_run_that_gives_up_members_at_their_tools_is_replayed_as_the_same_run(tmp_path, surplus):
+    size = ["rollout.prompts_per_step=6", "rollout.group_size=4", "engine.count=2", "engine.slots=8", "run.steps=3"]
+    told = ["log.rollouts=true", f"run.dir={tmp_path}", "run.seed=1"]
+    run = simulate(load(["sim/family-e"], [*size, *told, "scheduler.type=tail_batch", *surplus]))
+    again = prepare(run)
+    second = run_again(again.config(AS_RUN, overrides=told[1:2]), again.demand)
+    assert [_without_rewards(row) for row in rows(run)] == [_without_rewards(row) for row in rows(second)]
+
+
 def event(t, kind, rollout=None, group=0, **fields):
     return Event(t=t, kind=kind, rollout=rollout, group=group, **fields)
 
@@ -220,13 +232,16 @@ def test_every_wait_that_events_show_has_its_seconds():
             event(6.0, "drop", "g1.0", 1),
             event(7.0, "drop", group=1),
             event(8.0, "wait", "g2.0", 2, tokens=3),
+            event(8.0, "wait", "g3.0", 3, tokens=4),
+            event(8.5, "ready", group=3),  # it had enough without this member, which comes back later
+            event(9.0, "observe", "g3.0", 3, tokens=30, seconds=0.9),
             event(9.5, "publish_end", group=None),
         ]
     )
     tools = {name: [turn.tool_s for turn in one.turns(10)] for name, one in seen.items()}
     assert tools.pop((0, 0)) == [1.9, 0.75]
     assert tools.pop((0, 1)) == [4.5]
-    assert tools == {(1, 0): [4.0 + BEYOND_S], (1, 1): [4.5 + BEYOND_S], (2, 0): [1.5 + BEYOND_S]}
+    assert tools == {(1, 0): [4.0 + BEYOND_S], (1, 1): [4.5 + BEYOND_S], (2, 0): [1.5 + BEYOND_S], (3, 0): [0.9]}
     assert [turn[:2] for turn in seen[0, 0].turns(10)] == [(5, 10), (4, 0)]
 
 
@@ -246,6 +261,20 @@ def test_each_member_of_a_group_does_what_it_did_itself_also_where_others_were_g
             assert list(recorded.turns[: len(turns)]) == turns
             given_up += not one.finished
     assert given_up > 5
+
+
+def test_a_run_as_the_workload_of_another_has_its_turns_tools_and_prompts(tmp_path):
+    size = ["rollout.prompts_per_step=4", "rollout.group_size=4", "engine.count=1", "engine.slots=8", "run.steps=2"]
+    told = ["log.rollouts=true", f"run.dir={tmp_path}"]
+    run = simulate(load(["sim/family-e"], [*size, "scheduler.type=partial", *told, "run.name=first"]))
+    demand, launches = demand_of(str(run)), prepare(run).demand.launched.groups
+    asked = {tuple(demand.turns(0, g, m) for m in range(4)) for g in range(200)}
+    assert asked == {tuple(one.played for one in group.members) for group in launches}
+    assert {demand.prompt(0, g) for g in range(200)} == {group.members[0].prompt_tokens for group in launches}
+    other = simulate(load(["sim/family-e"], [*size, f"sim.workload={run}", *told]))
+    seen, _ = read_events(read_run(other).events())
+    waits = {seconds for one in seen.values() for seconds, _ in one.answers}
+    assert 5 < len(waits) and waits <= {turn.tool_s for group in asked for turns in group for turn in turns}
 
 
 def test_a_member_that_no_group_has_is_one_line(tmp_path):

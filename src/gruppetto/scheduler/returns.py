@@ -147,6 +147,8 @@ class Returns:
     def _observed(self, event: Observed) -> None:
         entry = self._pool.rollouts[event.rollout]
         if entry.doomed is not None:
+            if event.failure is None:  # a replay wants to know how long it took
+                self._tell_observed(entry, event.seconds, entry.context + sum(len(s) for s in event.segments))
             self._bury(entry)
         elif event.failure is not None:
             self._failed(entry, event.failure)
@@ -157,7 +159,10 @@ class Returns:
         else:
             self._pool.answered(entry.id, event.segments, event.seconds)
             self._memory.turns.call(event.seconds, sum(len(s) for s in event.segments))
-            self._tell("observe", rollout=entry.id, group=entry.group_id, seconds=event.seconds, tokens=entry.context)
+            self._tell_observed(entry, event.seconds, entry.context)
+
+    def _tell_observed(self, entry: RolloutEntry, seconds: float, context: int) -> None:
+        self._tell("observe", rollout=entry.id, group=entry.group_id, seconds=seconds, tokens=context)
 
     def _scored(self, event: Scored) -> None:
         entry = self._pool.rollouts.get(event.rollout)

@@ -26,7 +26,7 @@ from gruppetto.sim.anew import refuse_source, written_anew
 from gruppetto.sim.demand import Plans
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.failures import read_failures
-from gruppetto.sim.replay.read import read_trace
+from gruppetto.sim.replay.launched import recorded_workload
 from gruppetto.sim.workload.base import Demand, uniform
 from gruppetto.sim.workload.families import FAMILIES, family
 from gruppetto.sim.workload.generator import Workload
@@ -147,7 +147,7 @@ def demand_of(workload: str) -> Demand:
             f'({", ".join(PUBLISHED)}), not "{GENERATED}", which [sim.lengths] draws, and no file; '
             f'write sim.workload = "{near}" or the path of a recorded run'
         )
-    return read_trace(Path(workload)).workload("bootstrap")
+    return recorded_workload(Path(workload))
 
 
 async def run(config: Config, demand: Demand, recorder: Recorder) -> None:

@@ -70,6 +70,8 @@ class _Reader:
         self._turns: dict[str, int] = defaultdict(int)
         self._waiting: dict[str, float] = {}
         self._longest: dict[int, list[tuple[float, str, int]]] = defaultdict(list)
+        self._complete: set[int] = set()
+        """Groups that nobody waits for: what still comes back of them had been given up."""
         self._begin = 0.0
 
     def take(self, event: Event) -> StepTimeline | None:
@@ -83,6 +85,8 @@ class _Reader:
                 self._turns[event.rollout] += 1
             case "observe":
                 self._answered(event)
+            case "ready" if event.group is not None:
+                self._complete.add(event.group)
             case "drop" if event.rollout is None and event.group is not None:
                 self._forget(event.group)
             case "commit":
@@ -96,7 +100,7 @@ class _Reader:
     def _answered(self, event: Event) -> None:
         """A turn of the environment has ended."""
         began = self._waiting.pop(event.rollout or "", None)
-        if began is None or event.rollout is None or event.group is None:
+        if began is None or event.rollout is None or event.group is None or event.group in self._complete:
             return
         turn = (event.seconds or event.t - began, event.rollout, self._turns[event.rollout])
         longest = self._longest[event.group]

@@ -31,7 +31,7 @@ from gruppetto.sim.anew import is_simulated
 from gruppetto.sim.replay.demand import ReplayDemand
 from gruppetto.sim.replay.launched import launched
 from gruppetto.sim.replay.prices import Prices, Row, fit_prices, starts_of
-from gruppetto.sim.replay.read import read_trace
+from gruppetto.sim.replay.read import is_run_folder, read_trace
 from gruppetto.sim.replay.running import ORACLE
 from gruppetto.sim.replay.trace import ROUNDED_S, Trace, TraceRollout
 from gruppetto.sim.simulate import workload_of
@@ -111,7 +111,7 @@ def prepare(
     """Reads a trace and makes it ready. Raises `UserError` for what cannot be read or replayed."""
     trace = read_trace(path, columns, characters_per_token)
     place = Path(path)
-    if place.is_dir() and (place / "config.resolved.json").exists():
+    if is_run_folder(place):
         return _of_run(trace, place)
     return _of_trace(trace)
 
@@ -199,8 +199,9 @@ def _known(config: Row, table: str) -> dict[str, Any]:
 
 def _prices(trace: Trace, record: RunRecord, simulated: bool) -> Prices:
     """Fitted; a simulated run says its prices itself."""
-    known = [r.prompt_tokens for r in trace.rollouts if r.prompt_tokens is not None]
-    prompt = round(sum(known) / len(known)) if known else _drawn_prompt(record) if simulated else None
+    prompt = trace.usual_prompt
+    if prompt is None and simulated:
+        prompt = _drawn_prompt(record)
     found = fit_prices(record.rows, record.config, starts_of(record.events()), prompt)
     if not simulated:
         return found

@@ -20,11 +20,12 @@ from pathlib import Path
 from gruppetto.errors import UserError
 from gruppetto.record.explain.read import read_run
 from gruppetto.rng import seed_for
+from gruppetto.sim.replay.read import is_run_folder, read_trace
 from gruppetto.sim.replay.seen import Rollouts, Seen, launched_members, read_events
 from gruppetto.sim.replay.takes import Takes
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, seconds_untold
 from gruppetto.sim.workload.base import Turn
-from gruppetto.sim.workload.recorded import Recorded
+from gruppetto.sim.workload.recorded import Recorded, TraceWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,16 @@ def launched(
         return _of_run(seen, takes, first, recorded, group_size, prompt_tokens)
     except UserError as error:
         raise UserError(f"{folder}/{error}") from None
+
+
+def recorded_workload(path: Path) -> TraceWorkload:
+    """The rollouts recorded at `path`, whole groups to be drawn again and again: of a run folder with the turns and
+    tools that its events tell, and those that were unfinished too. Raises `UserError`."""
+    trace = read_trace(path)
+    if not is_run_folder(path):
+        return trace.workload()
+    found = launched(trace, path, prompt_tokens=trace.usual_prompt)
+    return TraceWorkload(groups=tuple(group.members for group in found.groups))
 
 
 def _of_run(

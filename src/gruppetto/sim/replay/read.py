@@ -67,8 +67,13 @@ def read_trace(
     return _in_tokens(trace, characters_per_token) if characters_per_token else trace
 
 
+def is_run_folder(path: Path) -> bool:
+    """Whether it is a run folder of ours."""
+    return (path / "config.resolved.json").exists()
+
+
 def _read_folder(folder: Path, columns: Mapping[str, str]) -> Trace:
-    if (folder / "config.resolved.json").exists():
+    if is_run_folder(folder):
         _refuse_columns(str(folder), "a run folder", columns)
         return read_run(folder)
     files = [file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.stem.isdecimal()]

@@ -7,7 +7,7 @@ answered (it ends there, or the rollout or its group was given up) has lasted un
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gruppetto.errors import DAMAGED, UserError
@@ -33,6 +33,8 @@ class Seen:
     answers: list[tuple[float, int | None]] = field(default_factory=list)
     since: float | None = None
     """It waits for the environment since then."""
+    until: float = 0.0
+    """Where nobody has seen that wait end: until then at least it lasted."""
 
     def book(self, event: Event) -> None:
         """One event of this rollout."""
@@ -53,10 +55,15 @@ class Seen:
             self.unanswered(event.t)
 
     def unanswered(self, t: float) -> None:
-        """Nobody saw its wait end, and it had not ended at `t`."""
-        if self.since is not None:
-            self.answers.append((t - self.since + BEYOND_S, None))
-            self.since = None
+        """Its wait had not ended at `t`, and it may be that nobody sees it end."""
+        self.until = t
+
+    @property
+    def _answered(self) -> Sequence[tuple[float, int | None]]:
+        """`answers`, and at least the seconds of one that nobody saw."""
+        if self.since is None or self.until < self.since:
+            return self.answers
+        return (*self.answers, (self.until - self.since + BEYOND_S, None))
 
     @property
     def beside(self) -> int | None:
@@ -67,7 +74,7 @@ class Seen:
     def turns(self, prompt: int) -> Iterator[Turn]:
         """Those that have ended."""
         made, beside = 0, prompt
-        for end, (seconds, context) in zip(self.waits, self.answers, strict=False):
+        for end, (seconds, context) in zip(self.waits, self._answered, strict=False):
             grown = beside if context is None else context - end
             turn = Turn(end - made, max(0, grown - beside), seconds)
             if not (0 <= turn.model_tokens <= MOST_TOKENS and turn.observation_tokens <= MOST_TOKENS):
@@ -100,9 +107,9 @@ def read_events(events: Iterable[Event]) -> tuple[Rollouts, Takes]:
             member = member_of(event.rollout)
             one = seen[event.group, member]
             one.book(event)
-            if one.since is not None:
+            if event.kind == "wait":
                 waiting[event.group][member] = one
-            elif event.group in waiting:
+            elif event.group in waiting and (one.since is None or event.kind == "drop"):
                 waiting[event.group].pop(member, None)
         elif event.kind in ("drop", "ready"):  # who was still waiting was given up
             for one in waiting.pop(event.group, {}).values():

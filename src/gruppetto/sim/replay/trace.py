@@ -96,6 +96,12 @@ class Trace:
             groups.setdefault(rollout.group, []).append(rollout)
         return tuple(tuple(sorted(members, key=lambda r: r.member)) for members in groups.values())
 
+    @property
+    def usual_prompt(self) -> int | None:
+        """Mean prompt tokens of the rollouts whose prompt is known; None where none is."""
+        known = [r.prompt_tokens for r in self.rollouts if r.prompt_tokens is not None]
+        return round(sum(known) / len(known)) if known else None
+
     def summary(self) -> TraceSummary:
         """The trace in numbers."""
         return summarise(self)
