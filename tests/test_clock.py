@@ -57,6 +57,17 @@ def test_a_timer_fires_exactly_when_it_is_due(dues):
     assert fired == [(due, due) for due in sorted(dues)]
 
 
+def test_timers_fire_where_the_clock_is_coarser_than_its_resolution():
+    """2**24 s is half a year, which tools given in the wrong unit take in a few steps."""
+
+    async def main():
+        for _ in range(3):
+            await asyncio.sleep(2.0**26)
+        return now()
+
+    assert run_virtual(main()) == 3 * 2.0**26
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
 def test_timers_of_one_instant_fire_in_the_order_they_were_set(timers):
     """Whatever was cancelled in between."""

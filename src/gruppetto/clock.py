@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
+from math import inf, nextafter
 from traceback import StackSummary
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -219,7 +220,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             else:
                 timeout = 0.0 if self._stopping else 1.0 if scheduled else None
                 self._process_events(jumping.select(timeout))  # type: ignore[attr-defined]
-            end = jumping.time + self._clock_resolution
+            end = max(jumping.time + self._clock_resolution, nextafter(jumping.time, inf))
             while scheduled and scheduled[0][0] < end:
                 timer = heappop(scheduled)[2]
                 timer._scheduled = False

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +11,7 @@ from controlled import STREAMED, Run
 from gruppetto.auto.chooser import EVERY, AutoSettings, Chooser
 from gruppetto.auto.forecast import Forecast
 from gruppetto.clock import run_virtual
-from gruppetto.scheduler.beliefs.rule import Limits
+from gruppetto.scheduler.beliefs.rule import Choice, Limits
 from gruppetto.scheduler.policies.rounds import ShortLong
 
 
@@ -115,6 +115,16 @@ def test_a_run_that_may_goes_on_while_its_question_is_answered(tmp_path, determi
     (event,) = run.kinds("choice")
     assert event["switch"]
     assert event["after_step"] == followed_after
+
+
+def test_a_run_resumed_under_tighter_limits_does_not_go_on_with_a_choice_that_they_forbid(tmp_path):
+    loose, tight = Limits(max_staleness=1, allow_mask=True), Limits(max_staleness=1)
+    masked = Choice(depth=2.0, max_staleness=1, over_age="mask", order="fifo")
+    for limits, kept in ((loose, True), (tight, False), (replace(loose, max_staleness=0), False)):
+        _, resumed, _ = run_with(tmp_path, limits, deeper, steps=1)
+        own = resumed.choice
+        resumed.load_state(asdict(masked))
+        assert resumed.choice == (masked if kept else own)
 
 
 def test_a_resumed_run_goes_on_with_its_choice_and_measures_prices_anew(tmp_path):

@@ -160,3 +160,17 @@ def scenarios(draw, policies=None, **mishaps):
     most = max(1, math.floor(WORK / depth / (scenario.steps**0.5)))
     tokens = scenario.max_tokens if (chosen.placing.chunk or 30) > 3 else 40
     return replace(scenario, batch_groups=min(most, scenario.batch_groups), max_tokens=tokens)
+
+
+@st.composite
+def changes(draw, **mishaps):
+    """Scenarios in which other scheduling policies are followed later on, as `auto` and a resumed run may do."""
+    scenario = draw(scenarios(**mishaps))
+    of = draw(st.sampled_from([mixtures, presets]))
+    policies = draw(st.lists(of(scenario.colocated), min_size=1, max_size=3))
+    versions = sorted(draw(st.integers(1, 8)) for _ in policies)
+    every = [scenario.policy, *policies]
+    assume(not any(policy.placing.own_version for policy in every))
+    throws = {isinstance(policy.rounds, ShortLong) for policy in every if policy.unfinished == "drop"}
+    assume(len(throws) < 2)  # the account of tasks could not tell who has thrown a group away
+    return replace(scenario, then=tuple(zip(versions, policies, strict=True)), laid_out=True)

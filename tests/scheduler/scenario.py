@@ -61,6 +61,8 @@ class Fault:
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     policy: object = SYNC
+    then: tuple[tuple[int, object], ...] = ()
+    """(weights version, policy): followed from there on, by the running loop or one that takes up its snapshot."""
     colocated: bool = True
     batch_groups: int = 4
     group_size: int = 4
@@ -104,6 +106,15 @@ class Scenario:
     """Every batch is held to the bound; off where a test breaks the rule on purpose."""
     laid_out: bool = True
     """Batches are laid out token by token and checked so."""
+
+    def policy_at(self, version):
+        """What is followed under this version of the weights."""
+        return [self.policy, *(policy for at, policy in self.then if at <= version)][-1]
+
+    @property
+    def policies(self):
+        """All that are followed at some time."""
+        return [self.policy, *(policy for _, policy in self.then)]
 
     def draw(self, *names):
         return stream(self.seed, *names)
@@ -188,7 +199,7 @@ class Run:
         self.recorder.loop = None
         self.loop = RolloutLoop(
             scenario.settings(),
-            scenario.policy,
+            scenario.policy_at(0 if state is None else json.loads(state)["pool"]["version"]),
             self.fleet,
             SlowReward(scenario),
             Source(scenario),
@@ -255,6 +266,8 @@ class Run:
             check_part(scenario, groups, version)
         await self._publish(version + 1)
         self.lineage.batches.append(groups)
+        if (policy := scenario.policy_at(version + 1)) is not loop.policy:
+            loop.follow(policy)
         if self.loop.pool.version % scenario.save_every == 0:
             await self.save()
         return True
@@ -267,7 +280,7 @@ class Run:
     # -- weights ------------------------------------------------------------------------------------------------------
 
     async def _publish(self, version):
-        own = self.scenario.policy.placing.own_version
+        own = self.loop.policy.placing.own_version
         self.publishing = True
         async with self.weights:
             self.version = version

@@ -127,6 +127,21 @@ def test_a_group_given_up_in_a_tool_call_is_gone_after_an_interruption():
         assert error is None
 
 
+@pytest.mark.parametrize("limit", [None, 60])
+@pytest.mark.parametrize("after", [partial(1.0), partial(2.0), Composed("frozen", rounds=Frozen(2))])
+def test_what_short_rounds_have_put_off_is_run_by_who_comes_after_them(after, limit):
+    before = Composed("tail_batch", rounds=ShortLong(2.0, max_defer=6), unfinished="drop")
+    scenario = Scenario(policy=before, then=((3, after),), limit=limit, steps=20)
+    shorter, _ = run_scenario(Scenario(policy=before, steps=3))
+    assert shorter.loop.pool.num_deferred
+    run, error = run_scenario(scenario)
+    assert error is None
+    assert run.loop.pool.num_deferred == 0
+    taken = sorted(group.task.extra["n"] for batch in run.lineage.batches for group in batch)
+    assert taken[:12] == list(range(12))
+    assert limit is None or taken == list(range(limit))
+
+
 def test_mixtures_that_make_no_sense_are_refused_with_what_to_write():
     keep, drop = {"unfinished": "keep"}, {"unfinished": "drop"}
     window = Placing(own_version=True)

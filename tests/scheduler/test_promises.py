@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from scheduler.drawn import MISHAPS, preset, scenarios
+from scheduler.drawn import MISHAPS, changes, preset, scenarios
 from scheduler.held import staleness_of
 from scheduler.scenario import SYNC, Fault, Kill, Run, Scenario, partial, run_scenario
 
@@ -61,6 +61,17 @@ def test_whatever_happens_nothing_is_lost_and_nothing_hangs(scenario):
     reasons = {reason for _, reason in run.lineage.dropped}
     allowed = {DropReason.FILTERED, DropReason.FAILED}
     assert reasons <= (allowed | {DropReason.STALE, DropReason.SURPLUS} if scenario.policy.censors else allowed)
+
+
+@settings(max_examples=5 * settings().max_examples)
+@pytest.mark.timeout(14400)
+@given(changes(**MISHAPS))
+def test_whoever_follows_another_policy_keeps_the_promises(scenario):
+    """Nothing hangs, nothing is lost, and no token that is too old for the policy in force is trained on."""
+    run, error = run_scenario(scenario)
+    check_error(scenario, error)
+    if not any(policy.censors for policy in scenario.policies):
+        assert {reason for _, reason in run.lineage.dropped} <= {DropReason.FILTERED, DropReason.FAILED}
 
 
 def save_after_failure(scenario, message):

@@ -28,7 +28,7 @@ from gruppetto.auto.learned import Learned, lengths_of
 from gruppetto.auto.present import take
 from gruppetto.auto.smaller import Extent, extent, larger, smaller
 from gruppetto.presets import CHUNK
-from gruppetto.scheduler.beliefs.rule import STEPS_UNBIASED, Choice, Limits, choose
+from gruppetto.scheduler.beliefs.rule import STEPS_UNBIASED, Choice, Limits, allowed, choose
 from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.meter import StepWork
 from gruppetto.scheduler.policies.composed import Composed
@@ -123,8 +123,10 @@ class Chooser:
         return asdict(replace(self._choice, why=()))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the choice of `state()`."""
-        self._choice = Choice(**{**state, "why": ()})
+        """Goes on with the choice of `state()`, unless today's limits forbid it."""
+        choice = Choice(**{**state, "why": ()})
+        if allowed(choice, self._settings.limits):
+            self._choice = choice
 
     async def close(self) -> None:
         """Ends what is under way."""

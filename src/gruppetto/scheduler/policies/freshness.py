@@ -6,6 +6,10 @@ version at most V - k + j. Then no group is ever older than k when it is trained
 blocks for ever: when everything live is ready the batch is the N oldest, and what stays behind is within the bound.
 A group that the trainer has been given early (`Commit`) takes a place in the batch; it may have one only where the rule
 can still be met by the places that are left.
+
+Another policy, or a run that was resumed with other settings, may leave more groups than that, or older ones. No token
+beyond k is trained on all the same: those of groups that are too old already are masked and nobody waits for them; of
+the others as many are waited for as have a place.
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ class Freshness:
         """Whether the oldest ready groups may fill the next batch. O(min(k, version))."""
         if self.max_staleness is None or self.over_age != "wait":
             return True
-        places = view.batch_groups - view.num_committed
         oldest_allowed = view.version - self.max_staleness
+        late, late_ready = view.num_behind(oldest_allowed - 1), view.num_ready_behind(oldest_allowed - 1)
+        places = max(0, view.batch_groups - view.num_committed - late_ready)
         return all(
-            view.num_behind(oldest_allowed + j) - min(places, view.num_ready_behind(oldest_allowed + j))
-            <= j * view.batch_groups
+            view.num_ready_behind(oldest_allowed + j) - late_ready
+            >= min(places, view.num_behind(oldest_allowed + j) - late - j * view.batch_groups)
             for j in self._bounds(view.version, self.max_staleness + 1)
         )
 
@@ -64,5 +69,6 @@ class Freshness:
         return view.groups_behind(view.version - self.max_staleness - 1)
 
     def masks(self, staleness: int) -> bool:
-        """Whether a token of this staleness is trained through without gradient."""
-        return self.max_staleness is not None and self.over_age == "mask" and staleness > self.max_staleness
+        """Whether a token of this staleness is trained through without gradient; where older ones are waited for or
+        dropped there are none, but for what another policy has left."""
+        return self.max_staleness is not None and staleness > self.max_staleness

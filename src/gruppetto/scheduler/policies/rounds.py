@@ -52,6 +52,11 @@ class Rounds(Protocol):
         ...
 
 
+def _left_over(view: PoolView, missing: int) -> Launch | None:
+    """Prompts that another policy has put off, where nothing is: they come first."""
+    return Launch(min(missing, view.num_deferred), long=True) if view.num_deferred else None
+
+
 @dataclass(frozen=True, slots=True)
 class Continuous:
     """Keeps `depth` batches outstanding. A batch that is being trained on counts among them: groups launched meanwhile
@@ -71,7 +76,7 @@ class Continuous:
         if missing <= 0 or (view.exhausted and not view.num_deferred):
             return ()
         if self.max_defer is None:
-            return (Launch(missing),)
+            return (_left_over(view, missing) or Launch(missing),)
         if self._long_is_due(view):
             return (Launch(min(missing, max(1, view.batch_groups - view.num_long)), long=True),)
         return (Launch(missing, defer_above=view.defer_above),)
@@ -157,11 +162,11 @@ class Frozen:
 
     def launch(self, view: PoolView) -> Sequence[Action]:
         unlaunched = view.batch_groups - outstanding(view)
-        if unlaunched <= 0 or view.exhausted:
+        if unlaunched <= 0 or (view.exhausted and not view.num_deferred):
             return ()
         at_a_time = math.ceil(self.over_prompts * view.batch_groups / self.rounds - 1e-9)
         missing = min(unlaunched, max(at_a_time - view.num_live, -(-_room(view) // view.group_size)))
-        return (Launch(missing),) if missing > 0 else ()
+        return (_left_over(view, missing) or Launch(missing),) if missing > 0 else ()
 
     def complete(self, view: PoolView) -> bool:
         return view.num_ready + view.num_committed >= view.batch_groups
