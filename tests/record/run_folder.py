@@ -66,11 +66,13 @@ def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def demo_run(tmp_path):
-    """Three steps; the second is the longest."""
+def demo_run(tmp_path, scheduler=None):
+    """Three steps; the second is the longest. `scheduler`: its table of that name, sync where there is none."""
     folder = tmp_path / "demo"
     (folder / "rollouts").mkdir(parents=True)
-    (folder / "config.resolved.json").write_text(json.dumps({"scheduler": {"type": "sync"}, "rollout": {}}))
+    (folder / "config.resolved.json").write_text(
+        json.dumps({"scheduler": scheduler or {"type": "sync"}, "rollout": {}})
+    )
     lines(folder / "metrics.jsonl", [metrics(1, 30.0), metrics(2, 40.0), metrics(3, 1.0)])
     timed, begin = [], 0.0
     for step, lengths in LENGTHS.items():

@@ -14,6 +14,7 @@ from gruppetto.record.explain import sections
 from gruppetto.record.explain.advice import Measured, advise
 from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import gaps
+from gruppetto.record.explain.held import held_up
 from gruppetto.record.explain.means import total
 from gruppetto.record.explain.policy import Compose, Policy
 from gruppetto.record.explain.read import RunRecord, lacking, read_run
@@ -69,9 +70,7 @@ def explain(
         "seconds": total(rows, "time/step_s"),
         "missing": lacking(rows, EXPECTED),
         "gaps": gaps(record, only=step),
-        "held_up": [
-            sections.held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst
-        ],
+        "held_up": [held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst],
         "engine_seconds": engine_seconds,
         "trainer": section(trainer),
         "engines": engines(record, {row["step"] for row in rows}),

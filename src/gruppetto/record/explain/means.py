@@ -9,6 +9,11 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
+def having(rows: Sequence[Row], *names: str) -> list[Row]:
+    """The rows that have all of these: what is set against each other is summed over the same steps."""
+    return [row for row in rows if all(row.get(name) is not None for name in names)]
+
+
 def total(rows: Sequence[Row], name: str) -> float | None:
     """Sum over the rows that have it; None when none has."""
     values = [row[name] for row in rows if row.get(name) is not None]

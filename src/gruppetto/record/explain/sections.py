@@ -12,10 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from gruppetto.record.explain.engines import kv_limited
-from gruppetto.record.explain.means import Row, decided, mean, mean_of_tokens, of_batch, total, trained
+from gruppetto.record.explain.means import Row, decided, having, mean, mean_of_tokens, of_batch, total, trained
 from gruppetto.record.explain.policy import UNKNOWN, Policy
-from gruppetto.record.explain.read import Event, RolloutRow
-from gruppetto.record.explain.timeline import StepTimeline
+from gruppetto.record.explain.read import Event, step_words
 from gruppetto.record.explain.trainer import Trainer
 
 MEANING = {
@@ -57,6 +56,7 @@ FIFO_EXCESS = (
 
 def engine_seconds(rows: Sequence[Row], config: Row) -> dict[str, Any]:
     """Every engine-second by cause, the largest first."""
+    rows = having(rows, "engine_s/total")
     whole = total(rows, "engine_s/total")
     if not whole:
         return {"total_s": None, "causes": [], "says": []}
@@ -113,114 +113,76 @@ def publishes(events: Iterable[Event], steps: Collection[int]) -> dict[str, Any]
     return {"delta": kinds["delta"], "full": kinds["full"], "reasons": found, "says": says}
 
 
-def held_up(timeline: StepTimeline | None, row: Row, finals: Mapping[str, RolloutRow]) -> dict[str, Any]:
-    """What one step waited for: when most were done, who came last, which turns were long."""
-    found: dict[str, Any] = {"step": row["step"], "generate_s": row.get("schedule/makespan_s"), "last": [], "turns": []}
-    if timeline is None:
-        ordered = sorted((r for r in finals.values() if r.fate == "trained"), key=lambda r: (r.generate_s, r.tokens))
-        median = ordered[(len(ordered) - 1) // 2].tokens if ordered else 0
-        last = [_last(r.rollout, None, r.tokens, median, finals) for r in reversed(ordered[-3:])]
-        return found | {"last": last, "says": [_who(entry) for entry in last[:1]]}
-    found |= {
-        "generate_s": timeline.generate_s,
-        "rollouts": timeline.rollouts,
-        "median_tokens": timeline.median_tokens,
-        "most": timeline.most,
-        "most_done_s": timeline.most_done_s,
-        "tail_s": timeline.tail_s,
-        "last": [_last(f.rollout, f.at_s, f.tokens, timeline.median_tokens, finals) for f in timeline.last],
-        "turns": [{"rollout": t.rollout, "turn": t.turn, "seconds": t.seconds} for t in timeline.turns],
-    }
-    return found | {"says": list(_step_words(found, timeline, row.get("time/step_s")))}
-
-
-def _last(
-    rollout: str, at_s: float | None, tokens: int, median: int, finals: Mapping[str, RolloutRow]
-) -> dict[str, Any]:
-    times = tokens / median if median else None
-    found: dict[str, Any] = {"rollout": rollout, "at_s": at_s, "tokens": tokens, "times_median": times}
-    row = finals.get(rollout)
-    if row is not None:
-        found |= {name: getattr(row, name) for name in ("generate_s", "tool_s", "turns", "parks", "finish")}
-    return found
-
-
-def _step_words(found: Mapping[str, Any], timeline: StepTimeline, step_s: float | None) -> Iterable[str]:
-    if not timeline.last:
-        return
-    yield f"{_tail_words(timeline)}{'' if step_s is None else f'; the whole step took {step_s:,.2f} s'}."
-    yield _who(found["last"][0])
-    after = timeline.generate_s - timeline.last[0].at_s
-    if after > 0.05 * timeline.generate_s:
-        yield f"After the last rollout had ended, {after:,.2f} s went by until the batch closed (rewards, freshness)."
-    if timeline.turns and timeline.turns[0].seconds > 0.05 * timeline.generate_s:
-        turn = timeline.turns[0]
-        yield f"The longest tool call was turn {turn.turn} of {turn.rollout}: {turn.seconds:,.2f} s."
-
-
-def _tail_words(timeline: StepTimeline) -> str:
-    """When most were done and what the last ones took; shares are of the time until the batch closed."""
-    rest, until = timeline.rollouts - timeline.most, f"{timeline.generate_s:,.2f} s until the batch closed"
-    if not rest:
-        return f"The only rollout was done after {timeline.most_done_s:,.2f} s of the {until}"
-    share = timeline.tail_s / timeline.generate_s if timeline.generate_s else 0.0
-    most, last = ("95 %", "the last 5 %") if rest > 1 else (f"{timeline.most:,}", "the last one")
-    return (
-        f"Of {timeline.rollouts:,} rollouts {most} {'was' if most == '1' else 'were'} done after "
-        f"{timeline.most_done_s:,.2f} s; {last} took another {timeline.tail_s:,.2f} s, {share:.0%} of the {until}"
-    )
-
-
-def _who(last: Mapping[str, Any]) -> str:
-    times = f", {last['times_median']:.1f} times the median" if last["times_median"] else ""
-    extra = ""
-    if last.get("tool_s"):
-        extra = f"; {last['tool_s']:,.2f} s of it in tool calls over {last['turns']} turns"
-    elif last.get("finish") in ("length", "limit"):
-        extra = "; it ran to its limit"
-    return f"The last was {last['rollout']} with {last['tokens']:,} tokens{times}{extra}."
-
-
 def bound(rows: Sequence[Row], policy: Policy = UNKNOWN, trainer: Trainer | None = None) -> dict[str, Any]:
     """Makespan against the least it could have been, and whether a scheduling policy could win."""
-    sums = {name: total(rows, f"schedule/{name}_s") for name in ("makespan", "bound", "critical_path", "area")}
-    known = [row for row in rows if row.get("perf/rho") is not None]
+    bounded, makespan, least = _against(rows, "schedule/makespan_s", "schedule/bound_s")
+    windowed, window_makespan, window = _against(rows, "schedule/makespan_s", "schedule/window_bound_s")
+    known = having(rows, "perf/rho", "schedule/critical_path_s", "schedule/area_s")
     critical, area = total(known, "schedule/critical_path_s"), total(known, "schedule/area_s")
-    rho = critical / area if critical and area else mean(rows, "schedule/rho")
-    bounded = [row for row in rows if row.get("schedule/bound_s") is not None]
-    makespan = total(bounded, "schedule/makespan_s")
-    excess = makespan / sums["bound"] - 1 if makespan and sums["bound"] else None
     found = {
-        "makespan_s": sums["makespan"],
-        "bound_s": sums["bound"],
-        "excess": excess,
-        "critical_path_s": sums["critical_path"],
-        "area_s": sums["area"],
-        "window_bound_s": total(rows, "schedule/window_bound_s"),
-        "rho": rho,
+        "makespan_s": makespan if bounded else total(rows, "schedule/makespan_s"),
+        "bound_s": least,
+        "excess": _excess(makespan, least),
+        "critical_path_s": total(rows, "schedule/critical_path_s"),
+        "area_s": total(rows, "schedule/area_s"),
+        "window_makespan_s": window_makespan,
+        "window_bound_s": window,
+        "window_excess": _excess(window_makespan, window),
+        "rho": critical / area if critical and area else mean(rows, "schedule/rho"),
         "icc": mean(rows, "schedule/icc"),
         "rates_error": rows[-1].get("perf/rates_error"),
     }
-    words = [*_excess_words(found, rows, policy), *_rho_words(found, policy, trainer), *_icc_words(found["icc"])]
+    words = [
+        *_excess_words(found, bounded, rows),
+        *(_window_words(found, windowed, rows) if policy.allows_staleness else ()),
+        *_rho_words(found, policy, trainer),
+        *_icc_words(found["icc"]),
+    ]
     return found | {"says": words}
 
 
-def _excess_words(found: Mapping[str, Any], rows: Sequence[Row], policy: Policy) -> Iterable[str]:
+def _against(rows: Sequence[Row], took: str, least: str) -> tuple[list[Row], float | None, float | None]:
+    """The steps that have both, and both sums over exactly these."""
+    both = having(rows, took, least)
+    return both, total(both, took), total(both, least)
+
+
+def _excess(took: float | None, least: float | None) -> float | None:
+    return took / least - 1 if took and least else None
+
+
+def _excess_words(found: Mapping[str, Any], bounded: Sequence[Row], rows: Sequence[Row]) -> Iterable[str]:
     if found["excess"] is not None:
         yield (
-            f"Generation took {found['makespan_s']:,.2f} s; no strictly on-policy schedule of these rollouts takes "
-            f"less than {found['bound_s']:,.2f} s: excess {found['excess']:+z.0%}."
+            f"Generation{_which(bounded, rows)} took {found['makespan_s']:,.2f} s; no strictly on-policy schedule of "
+            f"these rollouts takes less than {found['bound_s']:,.2f} s: excess {found['excess']:+z.0%}."
         )
     else:
-        steps, least = total(rows, "schedule/decode_steps"), total(rows, "schedule/bound_steps")
+        counted, steps, least = _against(rows, "schedule/decode_steps", "schedule/bound_steps")
         if steps and least:
-            yield f"{steps:,.0f} decode steps, {steps / least - 1:+z.0%} over the least that any schedule needs."
-    if found["window_bound_s"] and policy.allows_staleness:
-        yield (
-            f"With staleness allowed, {found['window_bound_s']:,.2f} s is what to compare with (a heuristic, no bound)."
-        )
+            yield (
+                f"{steps:,.0f} decode steps{_which(counted, rows)}, {steps / least - 1:+z.0%} over the least that any "
+                "schedule needs."
+            )
     if found["rates_error"] and found["rates_error"] > 0.15:
         yield f"The engines' speed was fitted with an error of {found['rates_error']:.0%}: the bound is as uncertain."
+
+
+def _window_words(found: Mapping[str, Any], windowed: Sequence[Row], rows: Sequence[Row]) -> Iterable[str]:
+    """The figure that a run with staleness is set against; the first steps have none."""
+    if found["window_excess"] is None:
+        return
+    fewer = [] if len(windowed) == len(rows) else [row["step"] for row in windowed]
+    over = f" ({step_words(fewer)}, which took {found['window_makespan_s']:,.2f} s)" if fewer else ""
+    yield (
+        f"With staleness allowed, {found['window_bound_s']:,.2f} s is what to compare with{over}: window excess "
+        f"{found['window_excess']:+z.0%}, a heuristic and no bound."
+    )
+
+
+def _which(part: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Which steps a sum is over, where it is not over all of them."""
+    return "" if len(part) == len(rows) else f" in {step_words(row['step'] for row in part)}"
 
 
 def _rho_words(found: Mapping[str, Any], policy: Policy, trainer: Trainer | None) -> Iterable[str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from gruppetto.record.explain.means import Row, total
+from gruppetto.record.explain.means import Row, having, total
 
 WAITS, COMPUTES, IDLE = 0.1, 0.5, 0.1
 """A trainer beside the engines is the bottleneck when it waits for batches for at most the first share of the steps'
@@ -54,7 +54,8 @@ class Trainer:
 
 def measure(rows: Sequence[Row], shares: Mapping[str, float], placement: str | None) -> Trainer | None:
     """`shares` of the engine-seconds by cause."""
-    step, computed, waited = (total(rows, f"time/{name}_s") for name in ("step", "train", "wait_for_batch"))
+    names = [f"time/{name}_s" for name in ("step", "train", "wait_for_batch")]
+    step, computed, waited = (total(having(rows, *names), name) for name in names)
     if not step or computed is None or waited is None or placement is None:
         return None
     idle = shares.get("trainer", 0.0)
