@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gruppetto.auto.candidates import candidates, composed
+from gruppetto.auto.candidates import candidates, composed, warm_up
 from gruppetto.scheduler.beliefs.rule import Choice, Limits, Measured, allowed, choose
 from gruppetto.scheduler.policies.rounds import Continuous, ShortLong
 
@@ -67,3 +67,34 @@ def test_short_rounds_drop_what_they_leave():
 @pytest.mark.parametrize(("order", "yields"), [("probe_then_longest", True), ("fifo", False)])
 def test_rollouts_make_room_only_where_new_ones_are_ranked_by_length(order, yields):
     assert composed(Choice(order=order), kv_known=True, pool=False).placing.yields is yields
+
+
+@pytest.mark.parametrize(
+    ("rho", "icc", "reliability", "ruled"),
+    [(2.5, 0.7, 0.4, True), (1.5, 0.7, 0.4, False), (2.5, 0.5, 0.4, False), (2.5, 0.7, 0.2, False)],
+)
+def test_deferral_is_the_rules_where_the_study_found_it_and_tried_wherever_there_is_a_history(
+    rho, icc, reliability, ruled
+):  # fmt: skip
+    limits = Limits()
+    measured = Measured(
+        steps=9, rho=rho, critical_path_s=50.0, flow_s=10.0, icc=icc, clustered=False, reliability=reliability
+    )
+    choice = choose(limits, measured)
+    assert choice.defer is ruled
+    tried = candidates(choice, Choice(), limits, history=True)
+    assert any(one.defer for one in tried[:3])
+    assert any(one.defer for one in candidates(choice, Choice(), limits, history=False)) is ruled
+
+
+def test_deferral_is_tried_early_where_much_else_is():
+    limits = Limits(allow_mask=True, allow_censoring=True)
+    tried = candidates(Choice(over_age="mask", depth=1.1), Choice(), limits, history=True)
+    assert any(one.defer for one in tried[:6])
+    k2 = Limits(max_staleness=2)
+    assert not any(one.defer for one in candidates(choose(k2, None), choose(k2, None), k2, history=True))
+
+
+def test_two_rounds_of_deferral_are_looked_at():
+    assert warm_up([Choice(), Choice(defer=True)]) == (10, 1)
+    assert warm_up([Choice()]) == (8, 1)

@@ -107,3 +107,29 @@ def test_what_masking_cost_is_the_mean_of_the_steps_that_masked():
         estimates.add(seconds(4.0, **{"waste/masked_share": masked}), work(), 100)
     assert share() == pytest.approx(0.2)
     assert estimates.measured(memory, memory.estimator.belief(), pool, RATES, 3).train_share == pytest.approx(0.4)
+
+
+def test_steps_sorted_by_deferral_tell_of_a_batch_of_the_usual_mix():
+    """Short prompts in the first step, long ones in the second: the rule asks what one batch of both would be."""
+
+    def found(deferred):
+        memory = LengthMemory(1_000, 8)
+        for step in range(2):
+            for group in range(8):
+                base = 400 if step == 1 else 20
+                memory.estimator.add([base + group, base + 2 * group], [False, False])
+            memory.close_step()
+        for epoch in range(2 * deferred):
+            for prompt in range(16):
+                memory.history.record(f"t{prompt}", [10 + 20 * prompt + epoch], [False])
+        assert (memory.defer_above is not None) == deferred
+        estimates = Estimates()
+        estimates.add(SECONDS, work(), 100)
+        pool = Pool(batch_groups=8, group_size=2, engines=[EngineSeat("e0", 0, 4, 4)])
+        return estimates.measured(memory, memory.estimator.belief(), pool, RATES, 3)
+
+    by_step, mixed = found(False), found(True)
+    assert mixed.icc > 0.9 > by_step.icc
+    assert by_step.critical_path_s == pytest.approx((34 + 414) / 2)
+    assert mixed.critical_path_s == pytest.approx((412 + 414) / 2)
+    assert mixed.rho > by_step.rho

@@ -125,7 +125,7 @@ def test_it_begins_with_what_is_ready_and_at_the_version_of_now():
 def test_rollouts_on_their_way_go_on_from_their_tokens(made, seconds):
     """After 100 tokens, five times the median, they run to the cap of 400 by all that is believed."""
     on_way = tuple(group(made, made, made, made, done=False, ready=False) for _ in range(4))
-    found = answers(replace(WAIT, stream=False), 1, present=Present(6, on_way, 0, 8))
+    found = answers(replace(K1_WAIT, depth=1.0, stream=False), 1, present=Present(6, on_way, 0, 8))
     assert found.per_step == ((16 * CAP, seconds),)
 
 

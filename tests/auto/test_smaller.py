@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from gruppetto.auto.candidates import composed
 from gruppetto.auto.forecast import Forecast, Question
+from gruppetto.auto.foretold import Foreknown
 from gruppetto.auto.present import LiveGroup, Member, Present
 from gruppetto.auto.smaller import FEW, MAX_EVENTS, ROLLOUTS, STEPS, TIMES, extent, larger, smaller
 from gruppetto.engines.base import Sampling
+from gruppetto.scheduler.beliefs.history import Pasts
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.rule import Choice
 from gruppetto.scheduler.settings import LoopSettings
@@ -107,6 +109,11 @@ def test_a_smaller_run_has_the_same_work_an_engine_and_the_same_share_of_its_tra
     kept = [live.members[0].tokens - 10 for live in less.present.groups]
     assert kept == list(range(2, 100, 4))
     assert smaller(asked, 1) is asked
+    assert less.known is None
+    pasts = Pasts(4096, 0.8, 0.3, (5.0, 6.0), (0.0, 1.0), 0.5)
+    known = Foreknown(pasts, 900.0, 0.7, tuple((i, 1000.0) for i in range(9)))
+    fewer = smaller(replace(asked, known=known), 4).known
+    assert fewer == replace(known, deferred=((2, 1000.0), (6, 1000.0)))
 
 
 def test_a_smaller_runs_forecast_speaks_of_the_whole():

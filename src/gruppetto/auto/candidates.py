@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gruppetto.presets import CHUNK, MAX_DEFER
 from gruppetto.scheduler.beliefs.rule import Choice, Limits, neighbours
+from gruppetto.scheduler.memory import LONG_SHARE
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.order import ORDERS
@@ -49,12 +50,12 @@ def composed(choice: Choice, *, kv_known: bool, pool: bool) -> Composed:
 def candidates(ruled: Choice, present: Choice, limits: Limits, *, history: bool) -> list[Choice]:
     """The present choice, the rule's, far ones of each kind, then neighbours of both; all but the present one keep the
     limits, and the first ones matter most."""
-    tried = [present, ruled, *_landmarks(ruled, limits)]
+    tried = [present, ruled, *_landmarks(ruled, limits, history=history)]
     tried += [*neighbours(ruled, limits, history=history), *neighbours(present, limits, history=history)]
     return list(dict.fromkeys(tried))
 
 
-def _landmarks(ruled: Choice, limits: Limits) -> Iterator[Choice]:
+def _landmarks(ruled: Choice, limits: Limits, *, history: bool) -> Iterator[Choice]:
     """One of each kind, so that a wrong rule is found out."""
     k = limits.max_staleness
     plain = replace(ruled, tail_batch=None, defer=False, max_staleness=k, why=())
@@ -63,6 +64,8 @@ def _landmarks(ruled: Choice, limits: Limits) -> Iterator[Choice]:
         yield replace(plain, over_age="wait", depth=1.25, order="fifo")
     else:
         yield replace(plain, over_age="wait", depth=1.0, order="fifo")
+    if history and k <= 1:
+        yield replace(plain, over_age="wait", depth=min(ruled.depth, k + 1.0), defer=True)
     if limits.allow_mask:
         yield replace(plain, over_age="mask", depth=1.5 if k else 1.25)
     if limits.allow_censoring:
@@ -75,4 +78,6 @@ def warm_up(asked: Sequence[Choice]) -> tuple[int, int]:
     k = min(WIDEST, max(choice.max_staleness for choice in asked))
     etas = [choice.tail_batch for choice in asked if choice.tail_batch is not None]
     period = max((math.ceil(eta / (eta - 1)) for eta in etas if eta > 1), default=0)
+    if any(choice.defer for choice in asked):
+        period = max(period, LONG_SHARE)
     return max(8, 3 * (k + 1), min(2 * period, 12)), k + 1

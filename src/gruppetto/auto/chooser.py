@@ -24,6 +24,7 @@ from gruppetto.auto.ask import Ask
 from gruppetto.auto.candidates import candidates, composed, warm_up
 from gruppetto.auto.estimates import Estimates, engine_model
 from gruppetto.auto.forecast import Forecast, Question
+from gruppetto.auto.foretold import foreknown
 from gruppetto.auto.learned import Learned, lengths_of
 from gruppetto.auto.present import take
 from gruppetto.auto.smaller import Extent, extent, larger, smaller
@@ -207,6 +208,7 @@ class Chooser:
             seed=self._settings.seed + self._estimates.count,
             tool_s=memory.turns.seconds_a_token if turns else 0.0,
             trainer_share=loop.pool.line.trainer_share,
+            known=foreknown(loop),
         )
 
     async def _answer(self, question: Question, asked: list[Choice], within: Extent) -> list[Forecast]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from gruppetto.errors import UserError
 from gruppetto.length_ledger import add_work
 from gruppetto.record.bounds import Piece, RateFit, Rates, bounds
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
@@ -21,6 +22,7 @@ from gruppetto.scheduler.meter import StepWork
 from gruppetto.scheduler.policies.over_provision import best_eta
 from gruppetto.scheduler.pool import Pool
 from gruppetto.sim.engine import EngineModel
+from gruppetto.sim.workload.spread import measure
 from gruppetto.sim.world import TrainerModel
 
 WINDOW = 8
@@ -81,7 +83,8 @@ class Estimates:
     def measured(self, memory: LengthMemory, belief: LengthBelief, pool: Pool, rates: Rates, prompt: int) -> Measured:
         """What the rule asks for, from lengths that no scheduling policy has censored."""
         groups = memory.estimator.recent_groups()
-        cohorts = _cohorts(groups, pool.batch_groups)
+        sorted_steps = memory.defer_above is not None
+        cohorts = (_dealt if sorted_steps else _cohorts)(groups, pool.batch_groups)
         found = [bounds(_pieces(cohort, prompt, memory), rates, prompt * len(cohort)) for cohort in cohorts]
         known = [bound for bound in found if bound is not None]
         critical = fmean(bound.critical_s for bound in known)
@@ -93,7 +96,7 @@ class Estimates:
             rho=critical / max(1e-9, fmean(bound.area_s for bound in known)),
             critical_path_s=critical,
             flow_s=flow,
-            icc=belief.icc,
+            icc=_icc(groups, belief) if sorted_steps else belief.icc,
             clustered=belief.clustered,
             reliability=memory.history.reliability,
             kv_wait_share=memory.turns.held_share,
@@ -118,6 +121,21 @@ def _cohorts(groups: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequen
     """Whole batches out of the groups; what is left over counts where there is no whole one."""
     whole = [groups[i : i + size] for i in range(0, len(groups) - size + 1, size)]
     return whole or [groups]
+
+
+def _dealt(groups: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
+    """As many batches, each of groups from all steps: where prompts are put off, a step's are long or short together,
+    and say nothing of a batch of the usual mix."""
+    count = max(1, len(groups) // size)
+    return [groups[i::count] for i in range(count)]
+
+
+def _icc(groups: Sequence[Sequence[int]], belief: LengthBelief) -> float:
+    """Of all steps together, for the same reason."""
+    try:
+        return measure(groups, belief.cap).icc
+    except UserError:
+        return belief.icc
 
 
 def _pieces(cohort: Sequence[Sequence[int]], prompt: int, memory: LengthMemory) -> list[Piece]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
+from gruppetto.auto.foretold import TRIED, Foreknown, Foretold
 from gruppetto.auto.learned import Remembered
 from gruppetto.auto.present import LiveGroup, Present, fill
 from gruppetto.clock import run_virtual
@@ -20,7 +21,8 @@ from gruppetto.errors import GruppettoError
 from gruppetto.record.base import NullRecorder
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.posterior import Siblings, sample_remaining
-from gruppetto.scheduler.entries import RolloutEntry
+from gruppetto.scheduler.entries import Deferred, GroupEntry, RolloutEntry
+from gruppetto.scheduler.loop import RolloutLoop
 from gruppetto.scheduler.policies.base import SchedulingPolicy
 from gruppetto.scheduler.policies.composed import Composed
 from gruppetto.scheduler.settings import LoopSettings
@@ -50,6 +52,8 @@ class Question:
     """Tool seconds to come of an unfinished rollout, per model token."""
     trainer_share: float = 0.0
     """Of the last step, in which a trainer beside the engines computed."""
+    known: Foreknown | None = None
+    """What prompts' past tells; None where none comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +136,7 @@ async def _run(question: Question, candidate: Composed, steps: int, skip: int) -
     loop.pool.line.believe(question.belief)
     loop.pool.line.beside(question.trainer_share)
     fill(loop.pool, question.present, plans.task_of)
-    for launch in range(question.present.deferred):
-        loop.pool.put_off(
-            Task(id=f"late:{launch}", prompt_ids=range(question.present.prompt), extra=_extra(-1 - launch))
-        )
+    _put_off(loop, plans, question)
     world.stages.trainer.version = version
     for engine, seat in zip(world.engines, loop.pool.engines(), strict=True):
         await engine.pause("keep")
@@ -148,8 +149,22 @@ async def _run(question: Question, candidate: Composed, steps: int, skip: int) -
     return counting.forecast(candidate, skip)
 
 
-def _extra(launch: int) -> dict[str, int]:
-    return {"launch": launch, "key": launch}
+def _put_off(loop: RolloutLoop, plans: _NowPlans, question: Question) -> None:
+    """The tasks put off, and what the run knows of its prompts' past."""
+    late: list[tuple[int, int]] = []
+    if question.known is not None:
+        told = Foretold(question.known, plans.lengths_of, question.seed)
+        loop.memory.history = told
+        loop.pool.defer_above = loop.memory.defer_above
+        late = list(told.launches_like(question.known.deferred))
+    for launch, since in late:
+        loop.pool.deferred.append(Deferred(_task("late", launch, question.present.prompt), since))
+    for place in range(question.present.deferred - len(late)):
+        loop.pool.put_off(_task("late", -1 - TRIED * len(late) - place, question.present.prompt))
+
+
+def _task(kind: str, launch: int, prompt: int) -> Task:
+    return Task(id=f"{kind}:{launch}", prompt_ids=range(prompt), extra={"launch": launch, "key": launch})
 
 
 class _NowPlans(Plans):
@@ -176,13 +191,29 @@ class _NowPlans(Plans):
             end = member.tokens + left
             plans.append(_rest(end, question.tool_s * left if question.turns else None))
         self._given[gid] = plans
-        return Task(id=f"now:{gid}", prompt_ids=range(live.prompt), extra=_extra(-1_000_000 - gid))
+        return _task("now", -1_000_000 - gid, live.prompt)
+
+    def lengths_of(self, launch: int) -> list[int]:
+        """Of the group that a launch makes when it is first attempted."""
+        size = self._question.settings.group_size
+        return [self.demand.length(self._question.seed, launch, member, launch) for member in range(size)]
 
     def of(self, entry: RolloutEntry) -> Plan:
         given = self._given.get(entry.group.id)
+        if given is None and entry.group.long and self._is_first(entry.group):
+            given = self._given[entry.group.id] = self._first(entry.group.task)
         if given is not None and entry.member < len(given):
             return given[entry.member]
         return super().of(entry)
+
+    def _is_first(self, group: GroupEntry) -> bool:
+        """A prompt put off by its past has not been attempted: it makes what its past was drawn for."""
+        return self._question.known is not None and 2 * group.task.extra["launch"] not in self._held
+
+    def _first(self, task: Task) -> list[Plan]:
+        launch, key = task.extra["launch"], task.extra["key"]
+        drawn = (self._drawn(launch, key, member) for member in range(self._question.settings.group_size))
+        return [((plan,), ()) if isinstance(plan, int) else plan for plan in drawn]
 
 
 def _rest(end: int, tool_s: float | None) -> Plan:

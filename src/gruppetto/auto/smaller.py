@@ -61,6 +61,7 @@ def smaller(question: Question, times: int) -> Question:
         settings=replace(question.settings, batch_groups=question.settings.batch_groups // times),
         engines=question.engines // times,
         trainer=replace(prices, token_s=prices.token_s * times),
+        known=None if question.known is None else question.known.thinned(times),
     )
 
 

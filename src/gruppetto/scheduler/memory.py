@@ -111,6 +111,8 @@ class LengthMemory:
         self.estimator = LengthEstimator(cap, steps_held=held)
         self.history = PromptHistory(cap)
         self._cap = cap
+        self._met: deque[bool] = deque(maxlen=batch_groups)
+        """Of the last groups, whether their prompt had been seen before."""
 
     def add(self, group: GroupEntry) -> None:
         """A group is complete. One with members that did not run to their end tells nothing reliable."""
@@ -124,6 +126,7 @@ class LengthMemory:
                 self.turns.rollout(member.tokens, member.turns)
         capped = [m.finish is not FinishReason.STOP for m in members]
         self.estimator.add(lengths, capped)
+        self._met.append(self.history.past(group.task.id) is not None)
         self.history.record(group.task.id, lengths, capped)
 
     def close_step(self) -> LengthBelief | None:
@@ -135,6 +138,11 @@ class LengthMemory:
     def defer_above(self) -> float | None:
         """Predicted longest member above which a prompt counts as long; None while the history is not reliable."""
         return self.history.threshold(LONG_SHARE) if self.history.reliability >= RELIABLE else None
+
+    @property
+    def met_share(self) -> float:
+        """Share of the last step's prompts that had been seen before; 0 where nothing is known."""
+        return sum(self._met) / len(self._met) if self._met else 0.0
 
     def predicted_max(self, task: Task) -> float | None:
         """The longest member to be expected of a prompt that was seen before."""

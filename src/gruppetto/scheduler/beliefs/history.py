@@ -31,6 +31,8 @@ PAIRS_NEEDED = 8
 PAIRS_REMEMBERED = 256
 GROUPS_NEEDED = 32
 """Groups before the counts at the cap are asked whether they cluster."""
+POINTS = 129
+"""Of the distribution of prompts' means that a summary keeps."""
 _PRIOR_LIKENESS = 0.1
 _LIKENESS = (0.001, 0.99)
 
@@ -44,6 +46,30 @@ class Past(NamedTuple):
     capped: int
     """Members at the cap."""
     members: int
+
+
+class Pasts(NamedTuple):
+    """What a history says of prompts in general, however many it knows: enough to draw others like them."""
+
+    cap: int
+    reliability: float
+    error: float
+    log_means: tuple[float, ...]
+    """Points of the distribution of `Past.log_mean`, evenly spaced, the least and the largest among them; without
+    prompts whose members all reached the cap."""
+    prior: tuple[float, float]
+    """(a, b) of the Beta distribution of a prompt's rate at the cap."""
+    reach: float
+    """Mean of ln(longest) - mean ln L where none is at the cap."""
+
+    def expected_max(self, past: Past) -> float:
+        """Expected longest member, in tokens, of the next group of a prompt with this past."""
+        a, b = self.prior
+        none_capped = 1.0
+        for i in range(past.members):
+            none_capped *= (b + past.members - past.capped + i) / (a + b + past.members + i)
+        body = min(math.exp(past.log_mean + self.reach), self.cap)
+        return none_capped * body + (1 - none_capped) * self.cap
 
 
 @dataclass(slots=True)
@@ -179,7 +205,7 @@ class PromptHistory:
     def predicted_max(self, task_id: str) -> float | None:
         """Expected longest member, in tokens, of the prompt's next group; None for a prompt not met yet."""
         past = self._past.get(task_id)
-        return None if past is None else self._expected_max(past, *self._counts.prior())
+        return None if past is None else self._summary(()).expected_max(past)
 
     def threshold(self, rounds: float) -> float | None:
         """What the predicted maxima of a share 1/`rounds` of the known prompts exceed; None while none is known.
@@ -223,13 +249,18 @@ class PromptHistory:
         held = state["threshold"]
         self._threshold = None if held is None else (held[0], held[1], held[2])
 
-    def _maxima(self) -> Iterator[float]:
-        prior = self._counts.prior()
-        return (self._expected_max(past, *prior) for past in self._past.values())
+    def pasts(self) -> Pasts | None:
+        """All of it in a few numbers; None while too few prompts have come back."""
+        if self._pairs.count < PAIRS_NEEDED:
+            return None
+        means = sorted(past.log_mean for past in self._past.values() if past.capped < past.members)
+        last = len(means) - 1
+        return self._summary(tuple(means[i * last // (POINTS - 1)] for i in range(POINTS)) if means else ())
 
-    def _expected_max(self, past: Past, a: float, b: float) -> float:
-        none_capped = 1.0
-        for i in range(past.members):
-            none_capped *= (b + past.members - past.capped + i) / (a + b + past.members + i)
-        body = min(math.exp(past.log_mean + self._reach[1]), self._cap)
-        return none_capped * body + (1 - none_capped) * self._cap
+    def _summary(self, log_means: tuple[float, ...]) -> Pasts:
+        prior, reach = self._counts.prior(), self._reach[1]
+        return Pasts(self._cap, self.reliability, self.error, log_means, prior, reach)
+
+    def _maxima(self) -> Iterator[float]:
+        summary = self._summary(())
+        return (summary.expected_max(past) for past in self._past.values())
