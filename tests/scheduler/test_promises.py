@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -61,6 +62,24 @@ def test_whatever_happens_nothing_is_lost_and_nothing_hangs(scenario):
     reasons = {reason for _, reason in run.lineage.dropped}
     allowed = {DropReason.FILTERED, DropReason.FAILED}
     assert reasons <= (allowed | {DropReason.STALE, DropReason.SURPLUS} if scenario.policy.censors else allowed)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_is_left_too_old_is_masked_and_said(resumed):
+    """Masking, three batches deep, then waiting at k = 0: more is over age than the next batches can take."""
+    masking, waiting = partial(3.0, Freshness(1, "mask")), partial(1.0, Freshness(0, "wait"))
+    kills = (Kill(4, 0.1, "interrupt"),) if resumed else ()
+    shape = {"batch_groups": 4, "slots": 8, "sigma": 2.0, "steps": 12, "max_tokens": 400}
+    run, error = run_scenario(Scenario(policy=masking, then=((4, waiting),), kills=kills, **shape))
+    assert error is None
+    said = [fields["reason"] for kind, _, told in run.recorder.events if kind == "notice" for fields in [dict(told)]]
+    assert len(said) == 1 + resumed
+    assert re.fullmatch(
+        r"\d+ groups of another scheduling policy have tokens older than max_staleness = 0: .*", said[0]
+    )
+    assert (
+        4 + max(staleness_of(run.lineage.batches[4:8])) > 0
+    )  # and by the layout, which each scenario checks, none of them is trained on
 
 
 @settings(max_examples=5 * settings().max_examples)

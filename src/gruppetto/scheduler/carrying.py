@@ -62,6 +62,14 @@ class Carrier:
             case Update(engines):
                 self._update(engines)
 
+    def tell_left_over(self) -> None:
+        """Says what another policy has left that is too old for this one."""
+        loop = self._loop
+        if count := loop.policy.freshness.left_over(loop.pool):
+            bound = f"max_staleness = {loop.policy.freshness.max_staleness}"
+            left = f"{count} groups of another scheduling policy have tokens older than {bound}"
+            loop.tell("notice", reason=f"{left}: these tokens are not trained on, and nobody waits for them")
+
     async def close(self) -> None:
         """Ends updates that are on their way."""
         for task in self._updates:

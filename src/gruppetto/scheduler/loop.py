@@ -167,6 +167,7 @@ class RolloutLoop:
         self.policy = policy
         self.pool.line.follow(policy.order, finish_first=policy.finish_first)
         self.returns.learns = not policy.censors
+        self.carrier.tell_left_over()
         self.calls.poke()
 
     async def park_all(self, *, wait_for_scores: bool = True) -> None:
@@ -236,6 +237,7 @@ class RolloutLoop:
                 self.calls.score(entry, entry.group.task)
             elif entry.state is RolloutState.WAITING:
                 self.calls.act(entry, entry.group.task)
+        self.carrier.tell_left_over()
 
     async def close(self) -> None:
         """Ends every task of this loop."""

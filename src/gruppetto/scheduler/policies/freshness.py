@@ -35,13 +35,19 @@ class Freshness:
         if self.max_staleness is None or self.over_age != "wait":
             return True
         oldest_allowed = view.version - self.max_staleness
-        late, late_ready = view.num_behind(oldest_allowed - 1), view.num_ready_behind(oldest_allowed - 1)
+        late, late_ready = self.left_over(view), view.num_ready_behind(oldest_allowed - 1)
         places = max(0, view.batch_groups - view.num_committed - late_ready)
         return all(
             view.num_ready_behind(oldest_allowed + j) - late_ready
             >= min(places, view.num_behind(oldest_allowed + j) - late - j * view.batch_groups)
             for j in self._bounds(view.version, self.max_staleness + 1)
         )
+
+    def left_over(self, view: PoolView) -> int:
+        """Groups with tokens that are too old to be trained on, though this policy waits so that there are none."""
+        if self.max_staleness is None or self.over_age != "wait":
+            return 0
+        return view.num_behind(view.version - self.max_staleness - 1)
 
     def may_commit(self, view: PoolView) -> int:
         """How many ready groups, oldest first, may have their place in the next batch already now.
