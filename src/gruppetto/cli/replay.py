@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,7 @@ def _measured(run: Path, skipped: int) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _what_is_run(config: Config) -> tuple[str, str, str]:
+def _what_is_run(config: Config) -> tuple[str, ...]:
     engine, sim, size = config.engine, config.sim, config.rollout
     step = sim.decode_base_s + sim.decode_weights_s + sim.decode_experts_s * sim.decode_expert_share
     return (
@@ -161,8 +161,33 @@ def _what_is_run(config: Config) -> tuple[str, str, str]:
         f"engines: {engine.count} of {engine.slots} slots, {config.run.placement}; a decode step takes "
         f"{step * 1e3:.4g} ms and {sim.decode_row_s * 1e3:.3g} ms a row; the trainer takes {sim.train_step_s:.3g} s a "
         f"step and {sim.train_token_s * 1e3:.3g} ms a token",
+        *_what_is_free(config),
         "any of it can be changed by settings, such as engine.slots=128 or sim.decode_base_s=0.02",
     )
+
+
+def _what_is_free(config: Config) -> Iterator[str]:
+    """What takes no time here and may take some elsewhere, and how it is priced."""
+    sim = config.sim
+    prices = {
+        "prefill (on resuming, too)": ("sim.prefill_token_s", sim.prefill_token_s),
+        "publish": ("sim.publish_s", sim.publish_s),
+        "switch": ("sim.switch_s", sim.switch_s if config.run.placement == "colocated" else 1.0),
+        "rewards": ("sim.score_s", sim.score_s),
+    }
+    free = {what: key for what, (key, price) in prices.items() if not price}
+    keys, words = list(free.values()), []
+    if free:
+        words.append(f"no time is taken by {_listed(list(free))}")
+    if not sim.kv_tokens:
+        words, keys = [*words, "KV has no limit"], [*keys, "sim.kv_tokens"]
+    if words:
+        yield f"{', '.join(words)}: {_listed(keys)} {'set them' if len(keys) > 1 else 'sets it'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """One, another and a third."""
+    return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + list(names[-1:]))
 
 
 def _columns(texts: list[str]) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gruppetto.cli.output import check_json, write_json
 from gruppetto.cli.settings import add_settings, require_files, split_settings
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     require_files(args.settings, "simulate")
     check_json(args.json)
     runs = compared(args.settings, args.compare)
-    _check_new(list(runs.values()))
+    _tell_workloads(_check_new(list(runs.values())), sys.stderr if args.json == "-" else sys.stdout)
     skipped = warm_up([loaded.config for loaded in runs.values()])
     results: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
@@ -84,18 +85,28 @@ def compared(settings: Sequence[str], compare: str | None) -> dict[str, Loaded]:
     return runs
 
 
-def _check_new(runs: list[Loaded]) -> None:
+def _check_new(runs: list[Loaded]) -> dict[str, dict[str, None]]:
+    """By recorded workload what is to be said of it, each line once."""
     from gruppetto.config.preflight import refuse_name
     from gruppetto.sim.anew import refuse_taken
-    from gruppetto.sim.simulate import check, refuse_idle, workload_of
+    from gruppetto.sim.simulate import check, refuse_idle, words_of, workload_of
     from gruppetto.sim.unread import refuse_unread
 
+    said = dict[str, dict[str, None]]()
     for loaded in runs:
         refuse_name(loaded.config)
         refuse_unread(loaded)
         refuse_idle(loaded)
         refuse_taken(Path(loaded.config.run.dir) / loaded.config.run.name)
-        check(loaded.config, workload_of(loaded.config))
+        check(loaded.config, demand := workload_of(loaded.config))
+        said.setdefault(loaded.config.sim.workload, {}).update(dict.fromkeys(words_of(loaded.config, demand)))
+    return said
+
+
+def _tell_workloads(said: Mapping[str, Mapping[str, None]], file: TextIO) -> None:
+    for workload, words in said.items():
+        if words:
+            print(f"recorded rollouts of {workload}:", *words, sep="\n  ", file=file, flush=True)
 
 
 def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:

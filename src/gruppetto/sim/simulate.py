@@ -6,7 +6,7 @@ the same rollouts. Promise: the same config writes the same run folder, byte for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,10 +27,12 @@ from gruppetto.sim.demand import Plans
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.failures import read_failures
 from gruppetto.sim.replay.launched import recorded_workload
+from gruppetto.sim.replay.ready import size_words
 from gruppetto.sim.workload.base import Demand, uniform
 from gruppetto.sim.workload.families import FAMILIES, family
 from gruppetto.sim.workload.generator import Workload
 from gruppetto.sim.workload.published import PUBLISHED
+from gruppetto.sim.workload.recorded import TraceWorkload
 from gruppetto.sim.world import Spec, TrainerModel, World
 from gruppetto.types import Rollout, Score
 
@@ -148,6 +150,32 @@ def demand_of(workload: str) -> Demand:
             f'write sim.workload = "{near}" or the path of a recorded run'
         )
     return recorded_workload(Path(workload))
+
+
+def words_of(config: Config, demand: Demand) -> tuple[str, ...]:
+    """What a recorded workload lacks and what stands in its place, and what of it this config does not run: a line
+    each."""
+    if known_by_name(config.sim.workload) or not isinstance(demand, TraceWorkload):
+        return ()
+    sizes = [len(group) for group in demand.groups]
+    return (*demand.words, *size_words(sizes, config.rollout.group_size), *_cut_words(config, demand))
+
+
+def _cut_words(config: Config, demand: TraceWorkload) -> Iterator[str]:
+    recorded = [rollout for group in demand.groups for rollout in group]
+    longer = sum(r.length > config.rollout.max_tokens for r in recorded)
+    if longer:
+        limit = f"rollout.max_tokens = {config.rollout.max_tokens}"
+        yield f"{longer:,} of {len(recorded):,} recorded rollouts are longer than {limit}: they are cut there"
+    whole = (
+        (demand.prompt_tokens if r.prompt_tokens is None else r.prompt_tokens)
+        + min(r.length, config.rollout.max_tokens)
+        + sum(turn.observation_tokens for turn in r.turns[:-1])
+        for r in recorded
+    )
+    if over := sum(context > config.engine.context for context in whole):
+        limit = f"engine.context = {config.engine.context}"
+        yield f"{over:,} of {len(recorded):,} recorded rollouts need a longer context than {limit}: they are cut there"
 
 
 async def run(config: Config, demand: Demand, recorder: Recorder) -> None:

@@ -5,8 +5,8 @@
     any other trace      sizes from the rollouts; engines and prices from the config files that are named, else the
                          defaults; at least `FEWEST` steps
 
-Launch i is the record's group i under every policy; past the last one whole groups are drawn again. What a trace does
-not hold is never made up silently: `Replay.words` has a line for everything that was assumed.
+Launch i is the record's group i under every policy, in order of step; past the last one whole groups are drawn again.
+What a trace does not hold is never made up silently: `Replay.words` has a line for everything that was assumed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,20 @@ from gruppetto.sim.replay.demand import ReplayDemand
 from gruppetto.sim.replay.launched import launched
 from gruppetto.sim.replay.prices import Prices, Row, fit_prices, starts_of
 from gruppetto.sim.replay.read import is_run_folder, read_trace
+from gruppetto.sim.replay.ready import PROMPT_TOKENS, made_ready, not_told, size_words, usual_size
 from gruppetto.sim.replay.running import ORACLE
-from gruppetto.sim.replay.trace import ROUNDED_S, Trace, TraceRollout
+from gruppetto.sim.replay.trace import ROUNDED_S, Trace
 from gruppetto.sim.simulate import workload_of
 
 FEWEST = 10
 """Steps that a trace of another system is run for at least: policies differ by what one step leaves to the next."""
 
-PROMPT_TOKENS = 512
 SLOTS = 64
 TIMEOUT_S = 1e6
 """No rollout of a trace of another system is given up: what it did is known."""
 
 SLOWEST_S = 10.0
 """Nor where it is long: seconds a token that no engine takes."""
-
-UNGROUPED = 8
-"""Rollouts of a group where the record knows no groups."""
 
 LONGEST_STEM = 100
 """Bytes of a file's name that its replays are called after."""
@@ -221,19 +218,16 @@ def _drawn_prompt(record: RunRecord) -> int | None:
 
 
 def _of_trace(trace: Trace) -> Replay:
-    trace, words = _grouped(trace)
-    found = launched(trace)
-    groups = trace.groups()
-    size, sizes_words = _group_size([len(group) for group in groups])
-    steps = len({r.step for r in trace.rollouts if r.step is not None}) or 1
-    batch = max(1, len(groups) // steps)
+    ready, words = made_ready(trace)
+    found = launched(ready)
+    groups = ready.groups()
+    sizes = [len(group) for group in groups]
+    size = max(2, usual_size(sizes))
+    recorded = Counter(group[0].step for group in groups if group[0].step is not None)
+    steps, batch = len(recorded) or 1, max(1, usual_size(list(recorded.values()) or [len(groups)]))
     longest = trace.cap or max(max(r.length for r in group.members) for group in found.groups)
-    known = [r.prompt_tokens for r in trace.rollouts if r.prompt_tokens is not None]
     observed = max(sum(t.observation_tokens for t in r.turns) for group in found.groups for r in group.members)
-    prompt = max(known, default=0) if known and len(known) == len(trace.rollouts) else max([*known, PROMPT_TOKENS])
-    if prompt > max(known, default=0) or not known:
-        words = (*words, f"the trace has no prompt lengths: {PROMPT_TOKENS} tokens are assumed")
-    unknown = [word for word in trace.missing if not word.startswith(("prompt tokens", "groups (each"))]
+    prompt = max(r.prompt_tokens or 0 for r in ready.rollouts)
     above: Tables = {
         "run": {"name": f"{_plain(Path(trace.path).stem)}-replay", "steps": max(steps, FEWEST)},
         "rollout": {"prompts_per_step": batch, "group_size": size, "max_tokens": longest},
@@ -244,10 +238,10 @@ def _of_trace(trace: Trace) -> Replay:
         trace=trace,
         demand=ReplayDemand(found, PROMPT_TOKENS),
         words=(
-            _steps_words(steps, len(groups)),
+            *_steps_words(list(recorded.values()), batch, [group[0].step for group in groups]),
             *words,
-            *sizes_words,
-            *(f"not in the trace: {word}" for word in unknown),
+            *size_words(sizes, size),
+            *not_told(trace),
             *found.words,
         ),
         below={
@@ -258,34 +252,14 @@ def _of_trace(trace: Trace) -> Replay:
     )
 
 
-def _grouped(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
-    """Rollouts that stand alone, in groups of `UNGROUPED` in their order."""
-    if any(len(group) > 1 for group in trace.groups()):
-        return trace, ()
-    size = min(UNGROUPED, max(2, len(trace.rollouts) // 2))
-    rollouts: tuple[TraceRollout, ...] = tuple(
-        replace(r, group=number // size, member=number % size) for number, r in enumerate(trace.rollouts)
-    )
-    alone = "each group of the trace has one rollout" if trace.grouped else "the trace knows no groups"
-    words = (f"{alone}: every {size} rollouts in a row count as one",)
-    return replace(trace, rollouts=rollouts), words
-
-
-def _group_size(sizes: Sequence[int]) -> tuple[int, tuple[str, ...]]:
-    """The size that most groups have, else the mean, so that a step has as many rollouts as were recorded; and what it
-    leaves out of others."""
-    usual, count = Counter(sizes).most_common(1)[0]
-    size = max(2, usual if 2 * count > len(sizes) else round(sum(sizes) / len(sizes)))
-    over, short = sum(max(0, n - size) for n in sizes), sum(max(0, size - n) for n in sizes)
-    if not over and not short:
-        return size, ()
-    parts = [f"{over:,} are left out"] * bool(over) + [f"{short:,} are drawn again from their group"] * bool(short)
-    return size, (f"groups have {min(sizes)} to {max(sizes)} rollouts, {size} of each are run: {', '.join(parts)}",)
-
-
-def _steps_words(steps: int, groups: int) -> str:
-    recorded = "1 recorded step" if steps == 1 else f"{steps} recorded steps"
-    return f"{recorded}, {groups:,} groups; past them whole groups are drawn again"
+def _steps_words(sizes: Sequence[int], batch: int, steps: Sequence[int | None]) -> Iterator[str]:
+    """`sizes`: groups of each recorded step; `steps`: of each group."""
+    recorded = f"{len(sizes)} recorded steps" if len(sizes) > 1 else "1 recorded step"
+    yield f"{recorded}, {len(steps):,} groups; past them whole groups are drawn again"
+    if sizes and min(sizes) < max(sizes):
+        yield f"steps have {min(sizes)} to {max(sizes)} groups: each runs {batch}, in the order of the record's steps"
+    if sizes and (untold := steps.count(None)):
+        yield f"the step of {untold:,} of {len(steps):,} groups is not known: they are launched after the others"
 
 
 def _plain(name: str) -> str:

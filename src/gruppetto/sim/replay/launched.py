@@ -21,6 +21,7 @@ from gruppetto.errors import UserError
 from gruppetto.record.explain.read import read_run
 from gruppetto.rng import seed_for
 from gruppetto.sim.replay.read import is_run_folder, read_trace
+from gruppetto.sim.replay.ready import PROMPT_TOKENS, made_ready, not_told
 from gruppetto.sim.replay.seen import Rollouts, Seen, launched_members, read_events
 from gruppetto.sim.replay.takes import Takes
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, seconds_untold
@@ -78,13 +79,19 @@ def launched(
 
 
 def recorded_workload(path: Path) -> TraceWorkload:
-    """The rollouts recorded at `path`, whole groups to be drawn again and again: of a run folder with the turns and
-    tools that its events tell, and those that were unfinished too. Raises `UserError`."""
+    """The rollouts recorded at `path`, whole groups to be drawn again and again, as a replay launches them: of a run
+    folder with the turns and tools that its events tell, and those that were unfinished too. Raises `UserError`."""
     trace = read_trace(path)
-    if not is_run_folder(path):
-        return trace.workload()
-    found = launched(trace, path, prompt_tokens=trace.usual_prompt)
-    return TraceWorkload(groups=tuple(group.members for group in found.groups))
+    words: tuple[str, ...] = ()
+    if is_run_folder(path):
+        found = launched(trace, path, prompt_tokens=trace.usual_prompt)
+        if any(r.prompt_tokens is None for group in found.groups for r in group.members):
+            words = (f"the run folder does not say every prompt's length: {PROMPT_TOKENS} tokens are assumed",)
+    else:
+        ready, words = made_ready(trace)
+        found, words = launched(ready), (*words, *not_told(trace))
+    groups = tuple(group.members for group in found.groups)
+    return TraceWorkload(groups=groups, prompt_tokens=PROMPT_TOKENS, words=(*words, *found.words))
 
 
 def _of_run(
@@ -132,20 +139,26 @@ class _Drawing:
     def __init__(self, groups: Sequence[Sequence[TraceRollout]], seen: Rollouts, prompt: int | None) -> None:
         self._seen, self._usual_prompt = seen, prompt
         self._known = sorted(r.tokens for group in groups for r in group if r.ending is not Ending.ABORT and r.tokens)
-        self._cut = self._untold = 0
+        self._cut = self._longest = self._untold = 0
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How many were cut off, and of how many nobody says when their tools were called."""
+        """How many were cut off, how many of them later than any that ended, and of how many nobody says when their
+        tools were called."""
+        drawn, why = self._cut - self._longest, "that were cut off (by the end of the run, or given up)"
         cut = (
-            f"{self._cut:,} rollouts that were cut off (by the end of the run, or given up): their lengths are drawn "
-            "from the recorded ones that are longer than what they had made"
+            f"{drawn:,} rollouts {why}: their lengths are drawn from the recorded ones that are longer than what they "
+            "had made"
+        )
+        longest = (
+            f"{self._longest:,} rollouts {why} had made no less than any that ended: each makes 1 token more, which "
+            "understates the tail"
         )
         untold = (
             f"tool seconds of {self._untold:,} rollouts, of which the record does not say after which turn: they pass "
             "after the last one, before the rollout has finished and is scored"
         )
-        return (*[cut] * bool(self._cut), *[untold] * bool(self._untold))
+        return (*[cut] * bool(drawn), *[longest] * bool(self._longest), *[untold] * bool(self._untold))
 
     def group(self, group: Sequence[TraceRollout]) -> LaunchedGroup:
         """A group with a length for each member."""
@@ -167,6 +180,7 @@ class _Drawing:
         """A recorded length above what it had made; one more than that where there is none."""
         first = bisect_right(self._known, rollout.tokens)
         if first == len(self._known):
+            self._longest += 1
             return rollout.tokens + 1
         place = seed_for(0, "unfinished", rollout.label or rollout.group, rollout.member)
         return self._known[first + place % (len(self._known) - first)]

@@ -77,6 +77,8 @@ class TraceWorkload:
     order: Order = "bootstrap"
     prompt_tokens: int = 512
     """For rollouts whose prompt the record does not know."""
+    words: tuple[str, ...] = ()
+    """What the record does not hold, and what stands in its place: a line each."""
 
     def __post_init__(self) -> None:
         if not self.groups or not all(self.groups):
