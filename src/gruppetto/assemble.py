@@ -36,7 +36,7 @@ from gruppetto.record.folder import RunFolder, require_run
 from gruppetto.record.screen import build_screen
 from gruppetto.rewards.build import build_reward
 from gruppetto.scheduler.loop import RolloutLoop
-from gruppetto.starting import awaited, said_when_late, tell_determinism, tell_slots
+from gruppetto.starting import awaited, said_when_late, tell_determinism, tell_kv_pool, tell_slots
 from gruppetto.trainer.advantages import group_advantages
 from gruppetto.trainer.base import Trainer
 
@@ -156,6 +156,7 @@ async def _stages(
                 await engine.start()
         tell_determinism(config, engines, recorder)
         tell_slots(config, engines, recorder)
+        tell_kv_pool(config, recorder)
         trainer = build_trainer(config)
         stack.push_async_callback(trainer.close)
         await trainer.start()

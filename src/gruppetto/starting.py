@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from gruppetto.config.schema import Config
 from gruppetto.engines.base import Engine
 from gruppetto.engines.http.engine import HttpEngine
+from gruppetto.presets import choices
 from gruppetto.record.base import Recorder
 from gruppetto.record.folder import RunFolder
 
@@ -50,6 +51,21 @@ def tell_determinism(config: Config, engines: list[Engine], recorder: Recorder) 
             reason=f"run.deterministic = true does not hold here: the self-test of {', '.join(failed)} found tokens or "
             "logprobs that depend on batch-mates; not guaranteed are equal metrics of two runs with the same seed, and "
             "of a resumed run with one that was not interrupted",
+        )
+
+
+def tell_kv_pool(config: Config, recorder: Recorder) -> None:
+    """That the scheduler takes a KV pool for granted, in the record and on the screen: no engine is given one."""
+    section = config.scheduler
+    pool = section.kv_pool if section.type == "auto" else choices(section)["kv_pool"]
+    if pool:
+        whose = "" if section.kv_pool else f" (preset {section.type})"
+        recorder.event(
+            "notice",
+            0.0,
+            reason=f"scheduler.kv_pool = true{whose} takes it that a rollout keeps its KV when it makes room or moves, "
+            "and no engine is started with a pool: unless your servers share one, its context is prefilled again; "
+            "write scheduler.kv_pool = false to have that counted",
         )
 
 

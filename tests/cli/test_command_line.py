@@ -191,7 +191,8 @@ def test_config_says_where_each_value_came_from(here, capsys):
     assert "group_size = 4 # run.toml:6" in lines
     assert 'type = "partial" # command line' in lines
     assert 'max_staleness = "none" # default' in lines
-    assert 'over_age = "mask" # preset partial' in lines
+    assert "depth = 1.5 # preset partial" in lines
+    assert not any(line.startswith("over_age") and "preset" in line for line in lines)  # nothing is over age
     Path("again.toml").write_text(text)
     assert main(["config", "again.toml", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)

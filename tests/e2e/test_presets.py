@@ -100,6 +100,8 @@ def test_a_preset_trains_and_does_what_it_is_for(train, overlapping, preset):
     found = {sign for sign, count in signs(folder).items() if count}
     assert found >= set(DOES[preset])
     assert found <= set(DOES[preset]) | ALLOWED.get(preset, set())
+    pool = [event for event in events_of(folder) if event["kind"] == "notice" and "kv_pool" in event["reason"]]
+    assert bool(pool) == (preset == "divided")
     trained = Counter(row["rollout"] for row in rollouts_of(folder) if row["fate"] == "trained")
     assert set(trained.values()) == {1}
     assert len(trained) == metrics[-1]["rollouts/trained"] == 6 * 12 * (2 if preset == "frozen" else 1)

@@ -18,7 +18,6 @@ from gruppetto.types import NO_VERSION  # noqa: E402
 FLOWING = (
     "scheduler.type=async_bounded",
     "scheduler.depth=4",
-    "scheduler.max_staleness=4",
     "scheduler.stream=false",
     "run.placement=disaggregated",
     "run.deterministic=false",

@@ -46,7 +46,7 @@ def test_a_setting_that_changes_nothing_is_refused(tmp_path, capsys, command, se
     [
         "sync:over_age=wait",
         "layered:max_staleness=1:over_age=mask",
-        "layered:max_staleness=0:depth=1:over_age=mask:run.placement=disaggregated",
+        "layered:max_staleness=0:depth=1.25:over_age=mask:run.placement=disaggregated",
         "partial:max_staleness=2:over_age=drop",
     ],
 )

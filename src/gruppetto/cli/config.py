@@ -68,7 +68,10 @@ def _of_the_preset(loaded: Loaded) -> dict[str, Any]:
     section = loaded.config.scheduler
     if section.type == "auto":
         return {}
-    return {f"scheduler.{name}": value for name, value in choices(section).items() if getattr(section, name) is None}
+    meant = choices(section)
+    if meant.get("max_staleness") is None and meant["over_age"] != "wait":
+        del meant["over_age"]  # with no bound nothing is over age, and written out it would be refused
+    return {f"scheduler.{name}": value for name, value in meant.items() if getattr(section, name) is None}
 
 
 def _print_diff(settings: list[str], *, as_json: bool) -> None:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.config.positions import positions
+from gruppetto.config.preset_use import scheduler_problems
 from gruppetto.config.schema import Config, DataSection
 from gruppetto.config.servers import engine_problems
 from gruppetto.config.toml import value_text
 from gruppetto.errors import UserError
 from gruppetto.extras import needs
 from gruppetto.imports import one_line
-from gruppetto.presets import PLAIN, PRESETS, build_policy
-from gruppetto.scheduler.policies.composed import Composed
 
 KEPT = (
     "run.seed",
@@ -43,7 +42,7 @@ def preflight(config: Config, origins: Mapping[str, str]) -> None:
             *_data(config, origins),
             *_run(config),
             *engine_problems(config),
-            *_scheduler(config),
+            *scheduler_problems(config),
             *_extras(config),
         ]
     )
@@ -51,7 +50,7 @@ def preflight(config: Config, origins: Mapping[str, str]) -> None:
 
 def refuse_scheduler(config: Config) -> None:
     """Raises `UserError` with one line for each setting of [scheduler] that does not go with the others."""
-    _refuse(list(_scheduler(config)))
+    _refuse(list(scheduler_problems(config)))
 
 
 def refuse_changes(folder: Path, resolved: Mapping[str, Any]) -> None:
@@ -142,69 +141,6 @@ def _run(config: Config) -> Iterator[str]:
         yield f'reward.path = "{config.reward.path}" names no function; write reward.path = "module:function"'
     if config.reward.type == "regex" and not config.reward.pattern:
         yield "reward.pattern is not set, and reward.type = \"regex\" needs it; write reward.pattern = 'answer: (.*)'"
-
-
-CHOSEN_BY_AUTO = (
-    "depth", "over_age", "unfinished", "order", "finish_first", "chunk", "kv", "versions", "stream", "defer_steps",
-    "max_parked_steps",
-)  # fmt: skip
-
-
-def _scheduler(config: Config) -> Iterator[str]:
-    """Choices of the scheduling policy that do not go together or that its preset has no use for."""
-    chosen = {name for name, value in config.scheduler.model_dump().items() if value is not None}
-    idle = [
-        f'scheduler.{name} has no use with {why}; leave it out (scheduler.{name} = "none" unsets it)'
-        for name, why in _idle(config.scheduler.type, frozen=config.scheduler.boundary == "frozen")
-        if name in chosen
-    ]
-    if idle and config.scheduler.type == "auto":  # what it does not look at cannot be wrong besides
-        yield from idle
-        return
-    try:
-        policy = build_policy(config)
-    except UserError as error:
-        yield from str(error).splitlines()
-    else:
-        yield from _never_over_age(config, policy)
-    yield from idle
-
-
-def _never_over_age(config: Config, policy: Composed) -> Iterator[str]:
-    """That nothing gets older than allowed, where something else than waiting is to be done about it."""
-    section = config.scheduler
-    own = (PLAIN | PRESETS.get(section.type, {}))["over_age"]
-    if section.over_age in (None, "wait", own):
-        return
-    k, why = policy.freshness.max_staleness, ""
-    if k is None:
-        why = (
-            "without scheduler.max_staleness, so that no token is too old; write scheduler.max_staleness = 1, or leave"
-        )
-    elif section.type != "tail_batch" and policy.rounds.depth <= 1 and config.run.placement == "colocated":
-        why = "where a batch's rollouts are all that is live (depth 1), so that none gets old; leave"
-    if why:
-        yield f'scheduler.over_age = "{section.over_age}" has no use {why} it out'
-
-
-LIMITS_OF_AUTO = ("allow_mask", "allow_censoring", "max_waste")
-
-
-def _idle(preset: str, *, frozen: bool) -> Iterator[tuple[str, str]]:
-    """Settings that a preset takes no notice of, and why."""
-    if preset == "auto":
-        for name in CHOSEN_BY_AUTO:
-            yield name, "scheduler.type = 'auto', which chooses it"
-    else:
-        for name in LIMITS_OF_AUTO:
-            yield name, f"scheduler.type = '{preset}': it limits what 'auto' may choose"
-    if preset == "tail_batch":
-        yield "depth", "scheduler.type = 'tail_batch': over_prompts says how much is live"
-        if frozen:
-            yield "over_members", "scheduler.boundary = 'frozen', which keeps every rollout"
-            yield "defer_steps", "scheduler.boundary = 'frozen', which puts no prompt off"
-        else:
-            yield "rounds", "scheduler.boundary = 'each_round': a step is one round"
 
 
 def _extras(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gruppetto.config.section import Positive, Section, Share
+from gruppetto.config.section import Positive, Section
 
 
 class SchedulerSection(Section):
@@ -66,5 +66,5 @@ class SchedulerSection(Section):
     """Limits of auto: tokens may be masked (true)."""
     allow_censoring: bool | None = None
     """Limits of auto: long answers may be censored (false)."""
-    max_waste: Share | None = None
+    max_waste: Annotated[float, Field(ge=0, le=1)] | None = None
     """Limits of auto: largest share of generated tokens that may go untrained (0.35)."""

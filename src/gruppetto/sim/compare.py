@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, get_args
 
-from gruppetto.config.preflight import LIMITS_OF_AUTO
+from gruppetto.config.preset_use import LIMITS_OF_AUTO
 from gruppetto.config.schema import Config, SchedulerSection
 from gruppetto.errors import UserError
 from gruppetto.presets import compose

@@ -8,7 +8,7 @@ import pytest
 from gruppetto import starting
 from gruppetto.config.schema import Config
 from gruppetto.errors import EngineError
-from gruppetto.starting import said_when_late, tell_slots
+from gruppetto.starting import said_when_late, tell_kv_pool, tell_slots
 
 
 class Events:
@@ -29,6 +29,24 @@ async def test_a_server_with_fewer_slots_is_named(open_scripted, connect, wanted
     for notice in events.notices:
         assert f"engine.slots = {wanted}, but small runs 8" in notice["reason"]
         assert "write engine.slots = 8," in notice["reason"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        ({"type": "divided"}, "scheduler.kv_pool = true (preset divided) takes it"),
+        ({"type": "layered", "kv_pool": True}, "scheduler.kv_pool = true takes it"),
+        ({"type": "auto", "kv_pool": True}, "scheduler.kv_pool = true takes it"),
+        ({"type": "divided", "kv_pool": False}, None),
+        ({"type": "auto"}, None),
+        ({}, None),
+    ],
+)
+def test_a_kv_pool_that_no_engine_has_is_told_of(scheduler, said):
+    events = Events()
+    tell_kv_pool(Config.model_validate({"scheduler": scheduler}), events)
+    assert [notice["reason"].startswith(said) for notice in events.notices] == ([] if said is None else [True])
+    assert all("write scheduler.kv_pool = false" in notice["reason"] for notice in events.notices)
 
 
 async def test_who_waits_is_told_for_what(capsys, monkeypatch):

@@ -126,9 +126,10 @@ def _tail(measured: Measured, policy: Policy) -> Iterator[Advice]:
             price="some tokens are one version old (3 to 30 % at depth 1.25); nothing is dropped or masked",
         )
     elif policy.settings.get("over_age") == "mask" and measured.masked > 0.1:
+        waits = {"type": "layered", "max_staleness": k} if policy.settings.get("type") == "async_bounded" else {}
         yield Advice(
             why=f"rho / (k + 1) is {chi:.1f}: waiting loses little, and {measured.masked:.0%} of the tokens are masked",
-            lines=_lines("scheduler", over_age="wait", depth=1.25 if rho <= 0.5 else float(k + 1)),
+            lines=_lines("scheduler", **waits, over_age="wait", depth=1.25 if rho <= 0.5 else float(k + 1)),
             price="a batch may close a little later; nothing is masked any more",
         )
 

@@ -13,7 +13,7 @@ from gruppetto.scheduler.actions import Action, CloseBatch, Commit, DropGroup, P
 from gruppetto.scheduler.policies.freshness import Freshness
 from gruppetto.scheduler.policies.order import Fifo, Order
 from gruppetto.scheduler.policies.placing import Placing
-from gruppetto.scheduler.policies.rounds import Continuous, Rounds, ready_in_all
+from gruppetto.scheduler.policies.rounds import Continuous, Frozen, Rounds, ShortLong, ready_in_all
 from gruppetto.scheduler.policies.versions import update
 from gruppetto.scheduler.views import PoolView
 from gruppetto.types import DropReason
@@ -108,47 +108,78 @@ class Composed:
 
 def problems(policy: Composed, *, colocated: bool) -> Iterator[tuple[str, str, str]]:
     """(choice, why it makes no sense, what to write instead) of a combination."""
-    k, over_age = policy.freshness.max_staleness, policy.freshness.over_age
-    depth = policy.rounds.depth
-    if over_age == "wait" and k is not None and depth > k + 1 and policy.unfinished == "keep":
+    k, depth = policy.freshness.max_staleness, policy.rounds.depth
+    waits = policy.freshness.over_age == "wait" and k is not None and policy.unfinished == "keep"
+    if waits and k is not None and depth > k + 1 and not policy.rounds.censors:
         yield (
             "depth",
             f"depth = {depth:g} with over_age = 'wait' admits more groups than max_staleness = {k} can consume in time",
             f"depth = {k + 1} or less, or max_staleness = {int(-(-depth // 1)) - 1}",
         )
-    if policy.unfinished == "wait" and depth > 1:
-        yield (
-            "unfinished",
-            f"unfinished = 'wait' with depth = {depth:g} waits for groups that the batch has no place for",
-            "depth = 1 or unfinished = 'keep'",
-        )
-    if policy.unfinished == "drop" and depth <= 1:
-        setting = "over_prompts" if policy.rounds.censors else "depth"
-        yield ("unfinished", f"unfinished = 'drop' with {setting} = 1 has nothing to drop", f"{setting} = 1.25 or more")
-    if policy.unfinished == "drop" and not (policy.rounds.censors or colocated) and k == 0 and over_age == "wait":
+    yield from _unfinished(policy, colocated=colocated)
+    yield from _own_versions(policy, colocated=colocated)
+
+
+def _unfinished(policy: Composed, *, colocated: bool) -> Iterator[tuple[str, str, str]]:
+    """What cannot become of groups that are unfinished when a batch closes. The rounds of tail_batch have no depth that
+    anybody wrote: short ones drop, frozen ones leave nothing to drop."""
+    rounds, depth, unfinished = policy.rounds, policy.rounds.depth, policy.unfinished
+    if rounds.censors:
+        if unfinished != "drop":
+            why = f"short and long rounds put off what is unfinished, and unfinished = '{unfinished}' keeps it"
+            yield "unfinished", why, "unfinished = 'drop'"
+        elif isinstance(rounds, ShortLong) and rounds.over_prompts <= 1 and rounds.over_members <= 1:
+            why = "over_prompts = 1 and over_members = 1 launch nothing beyond the batch, so that no round is short"
+            yield "over_prompts", why, "over_prompts = 1.25 or over_members = 1.25"
+        return
+    if isinstance(rounds, Frozen):
+        if unfinished == "drop":
+            why = "unfinished = 'drop' has nothing to drop with boundary = 'frozen', which keeps every rollout"
+            yield "unfinished", why, "unfinished = 'wait'"
+        return
+    if unfinished == "wait" and depth > 1:
+        why = f"unfinished = 'wait' with depth = {depth:g} waits for groups that the batch has no place for"
+        yield "unfinished", why, "depth = 1 or unfinished = 'keep'"
+    if unfinished == "drop" and depth <= 1:
+        yield "unfinished", "unfinished = 'drop' with depth = 1 has nothing to drop", "depth = 1.25 or more"
+    fresh = policy.freshness.max_staleness == 0 and policy.freshness.over_age == "wait"
+    if unfinished == "drop" and fresh and not colocated:
         yield (
             "unfinished",
             "unfinished = 'drop' with engines that run while the trainer trains launches groups whose tokens are one "
             "version old when their batch closes, and max_staleness = 0 forbids that",
             "max_staleness = 1, or run.placement = 'colocated'",
         )
-    if policy.rounds.censors and policy.unfinished != "drop":
-        yield (
-            "unfinished",
-            f"short and long rounds put off what is unfinished, and unfinished = '{policy.unfinished}' keeps it",
-            "unfinished = 'drop'",
-        )
-    if policy.placing.own_version and colocated:
+
+
+def _own_versions(policy: Composed, *, colocated: bool) -> Iterator[tuple[str, str, str]]:
+    """What does not go with rollouts that keep their version: each is of one, and has to be awaited."""
+    if not policy.placing.own_version:
+        return
+    if colocated:
         yield (
             "versions",
             "versions = 'own' needs engines that run while the trainer trains, and placement = 'colocated' stops them",
             "run.placement = 'disaggregated'",
         )
-    if policy.placing.own_version and (k is None or over_age != "wait"):
+    if policy.freshness.max_staleness is None:
         yield (
             "versions",
-            "versions = 'own' keeps whole rollouts of one version, so its window must be bounded by waiting",
-            "max_staleness = 1 and over_age = 'wait'",
+            "versions = 'own' keeps a version served while it has rollouts, and no age is waited for here, so that "
+            "there would be any number of versions",
+            "versions = 'newest', or type = 'windowed'",
         )
-    if policy.placing.chunk is not None and policy.placing.own_version:
-        yield ("chunk", "chunk moves rollouts between engines that serve other versions", "chunk = 'none'")
+    if policy.freshness.over_age != "wait":
+        yield (
+            "over_age",
+            f"over_age = '{policy.freshness.over_age}' with versions = 'own' would lose whole rollouts, each of which "
+            "is of one version: they are awaited",
+            "over_age = 'wait'",
+        )
+    if policy.placing.chunk is not None:
+        yield (
+            "chunk",
+            f"chunk = {policy.placing.chunk} moves rollouts between engines, and with versions = 'own' others serve "
+            "other versions",
+            "versions = 'newest' (or chunk = 'none', where the preset has no chunks of its own)",
+        )
