@@ -39,6 +39,8 @@ def test_the_rollout_that_held_a_step_up(run):
         "turns": 0,
         "parks": 0,
         "finish": "stop",
+        "lost_s": 0,
+        "lost_on": [],
     }
     text = to_text(found)
     assert "step 2, 45.0 s, scheduler sync" in text

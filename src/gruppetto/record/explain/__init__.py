@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppetto.record.explain import sections
-from gruppetto.record.explain.advice import Measured, advise
+from gruppetto.record.explain.advice import Advice, Measured, advise
 from gruppetto.record.explain.engines import engines
 from gruppetto.record.explain.gaps import gaps
 from gruppetto.record.explain.held import held_up
@@ -22,6 +22,7 @@ from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
 from gruppetto.record.explain.trainer import Trainer, measure, section
+from gruppetto.record.explain.unanswered import unanswered
 
 EXPECTED = (
     "engine_s/total",
@@ -56,10 +57,12 @@ def explain(
     rows = list(record.rows) if step is None else [record.row(step)]
     worst = sorted(rows, key=_length, reverse=True)[:WORST]
     finals = {row["step"]: record.rollouts(row["step"]) for row in worst}
-    found = timelines(record.events(), {row["step"] for row in worst})
+    found = timelines(record.events(), {row["step"] for row in rows})
     policy = Policy.of(record.config, compose)
     engine_seconds = sections.engine_seconds(rows, record.config)
-    shares = {entry["cause"]: entry["share"] for entry in engine_seconds["causes"]}
+    lost = unanswered(found.values(), total(rows, "time/step_s"))
+    engine_seconds["says"] += lost.words()
+    shares = lost.without({entry["cause"]: entry["share"] for entry in engine_seconds["causes"]})
     trainer = measure(rows, shares, record.config.get("run", {}).get("placement"))
     explanation: dict[str, Any] = {
         "run": os.fsencode(record.path).decode("utf-8", "replace"),  # a name of any bytes, as text that JSON can hold
@@ -72,6 +75,7 @@ def explain(
         "gaps": gaps(record, only=step),
         "held_up": [held_up(found.get(row["step"]), row, {r.rollout: r for r in finals[row["step"]]}) for row in worst],
         "engine_seconds": engine_seconds,
+        "unanswered": lost.data(),
         "trainer": section(trainer),
         "engines": engines(record, {row["step"] for row in rows}),
         "bound": sections.bound(rows, policy, trainer),
@@ -82,7 +86,17 @@ def explain(
         "replays": None,
         "withdrawn": [],
     }
-    explanation["advice"] = [
+    advice = [*lost.advice(record.config), *advise(_measured(explanation, shares, trainer), record.config, policy)]
+    explanation["advice"] = _ranked(advice, policy)
+    if replay is None or step is not None:
+        return explanation
+    tried = candidates(explanation)
+    return join(explanation, replay(record.path, tried, record.rows), tried, policy)
+
+
+def _ranked(advice: Sequence[Advice], policy: Policy) -> list[dict[str, Any]]:
+    """As data, the weightiest first."""
+    return [
         {
             "why": one.why,
             "lines": list(one.lines),
@@ -90,12 +104,8 @@ def explain(
             "saves": one.saves,
             "beyond": policy.beyond(one.lines),
         }
-        for one in advise(_measured(explanation, shares, trainer), record.config, policy)
+        for one in sorted(advice, key=lambda one: -one.weight)
     ]
-    if replay is None or step is not None:
-        return explanation
-    tried = candidates(explanation)
-    return join(explanation, replay(record.path, tried, record.rows), tried, policy)
 
 
 def _publishes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

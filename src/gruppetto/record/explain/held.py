@@ -10,7 +10,10 @@ from typing import Any
 
 from gruppetto.record.explain.means import Row
 from gruppetto.record.explain.read import RolloutRow
-from gruppetto.record.explain.timeline import StepTimeline
+from gruppetto.record.explain.timeline import Finish, StepTimeline
+
+SAID = 0.05
+"""Share of the time until a batch closed from which on a part of it is said."""
 
 
 def held_up(timeline: StepTimeline | None, row: Row, finals: Mapping[str, RolloutRow]) -> dict[str, Any]:
@@ -28,7 +31,13 @@ def held_up(timeline: StepTimeline | None, row: Row, finals: Mapping[str, Rollou
         "most": timeline.most,
         "most_done_s": timeline.most_done_s,
         "tail_s": timeline.tail_s,
-        "last": [_last(f.rollout, f.at_s, f.tokens, timeline.median_tokens, finals) for f in timeline.last],
+        "last": [
+            _last(f.rollout, f.at_s, f.tokens, timeline.median_tokens, finals)
+            | {"lost_s": f.lost_s, "lost_on": list(f.lost_on)}
+            for f in timeline.last
+        ],
+        "lost_s": timeline.lost_s,
+        "failed": _failed(timeline.failed, finals),
         "turns": [{"rollout": t.rollout, "turn": t.turn, "seconds": t.seconds} for t in timeline.turns],
     }
     return found | {"says": list(_step_words(found, timeline, row.get("time/step_s")))}
@@ -45,17 +54,47 @@ def _last(
     return found
 
 
+def _failed(failed: Finish | None, finals: Mapping[str, RolloutRow]) -> dict[str, Any] | None:
+    """The last member that failed."""
+    if failed is None:
+        return None
+    row = finals.get(failed.rollout)
+    error = None if row is None else row.error
+    lost = {"lost_s": failed.lost_s, "lost_on": list(failed.lost_on)}
+    return {"rollout": failed.rollout, "at_s": failed.at_s, "error": error, **lost}
+
+
 def _step_words(found: Mapping[str, Any], timeline: StepTimeline, step_s: float | None) -> Iterable[str]:
     if not timeline.last:
         return
     yield f"{_tail_words(timeline)}{'' if step_s is None else f'; the whole step took {step_s:,.2f} s'}."
-    yield _who(found["last"][0])
-    after = timeline.generate_s - timeline.last[0].at_s
-    if after > 0.05 * timeline.generate_s:
-        yield f"After the last rollout had ended, {after:,.2f} s went by until the batch closed (rewards, freshness)."
-    if timeline.turns and timeline.turns[0].seconds > 0.05 * timeline.generate_s:
+    yield _who(found["last"][0], timeline.generate_s)
+    yield from _after_words(found, timeline)
+    if timeline.turns and timeline.turns[0].seconds > SAID * timeline.generate_s:
         turn = timeline.turns[0]
         yield f"The longest tool call was turn {turn.turn} of {turn.rollout}: {turn.seconds:,.2f} s."
+
+
+def _after_words(found: Mapping[str, Any], timeline: StepTimeline) -> Iterable[str]:
+    """What the batch waited for when the last rollout that it trains on had ended."""
+    last, failed = timeline.last[0].at_s, found["failed"]
+    after = timeline.generate_s - last
+    if after <= SAID * timeline.generate_s:
+        return
+    if failed is None or failed["at_s"] <= last:
+        yield f"After the last rollout had ended, {after:,.2f} s went by until the batch closed (rewards, freshness)."
+        return
+    why = f": {failed['error']}" if failed["error"] else ""
+    lost = f"; {_lost_words(failed)}" if failed["lost_s"] else ""
+    yield (
+        f"After that, {after:,.2f} s went by until the batch closed: {failed['rollout']} failed after "
+        f"{failed['at_s']:,.2f} s{why}{lost}."
+    )
+
+
+def _lost_words(end: Mapping[str, Any]) -> str:
+    """Of a rollout that stood on an engine for nothing."""
+    return f"{end['lost_s']:,.2f} s of it were calls of {', '.join(end['lost_on'])} that nothing came of"
 
 
 def _tail_words(timeline: StepTimeline) -> str:
@@ -71,11 +110,16 @@ def _tail_words(timeline: StepTimeline) -> str:
     )
 
 
-def _who(last: Mapping[str, Any]) -> str:
+def _who(last: Mapping[str, Any], step_s: float | None = None) -> str:
+    """Where most of its time was lost on engines, its length is not what made it the last. `step_s`: until the batch
+    closed."""
+    tokens = f"{last['tokens']:,} tokens"
+    if step_s and last.get("lost_s", 0.0) > SAID * step_s:
+        return f"The last was {last['rollout']} with {tokens} after {last['at_s']:,.2f} s; {_lost_words(last)}."
     times = f", {last['times_median']:.1f} times the median" if last["times_median"] else ""
     extra = ""
     if last.get("tool_s"):
         extra = f"; {last['tool_s']:,.2f} s of it in tool calls over {last['turns']} turns"
     elif last.get("finish") in ("length", "limit"):
         extra = "; it ran to its limit"
-    return f"The last was {last['rollout']} with {last['tokens']:,} tokens{times}{extra}."
+    return f"The last was {last['rollout']} with {tokens}{times}{extra}."

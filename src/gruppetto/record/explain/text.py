@@ -57,7 +57,8 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
     for last in step["last"][1:LISTED]:
         at = "" if last["at_s"] is None else f" at {last['at_s']:,.2f} s"
         times = f" ({last['times_median']:.1f} x median)" if last["times_median"] else ""
-        yield f"  before it: {last['rollout']}{at}, {last['tokens']:,} tokens{times}"
+        lost = f", {last['lost_s']:,.2f} s lost on {', '.join(last['lost_on'])}" if last.get("lost_s") else ""
+        yield f"  before it: {last['rollout']}{at}, {last['tokens']:,} tokens{times}{lost}"
 
 
 def _engine_seconds(section: Mapping[str, Any]) -> Iterator[str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
+from gruppetto.record.explain.calls import Calls
 from gruppetto.record.explain.read import Event
 
 TAIL = 0.95
@@ -23,11 +25,14 @@ KEPT = 5
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A rollout that a step trained on: seconds after the step's beginning, and model tokens."""
+    """A rollout that a step trained on, or that failed in a group of it: seconds after the step's beginning, model
+    tokens, and what of these seconds went by in calls of engines that nothing came of."""
 
     rollout: str
     at_s: float
     tokens: int
+    lost_s: float = 0.0
+    lost_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,15 @@ class StepTimeline:
     most_done_s: float
     last: tuple[Finish, ...]
     turns: tuple[Turn, ...]
+    failed: Finish | None = None
+    """The last of the members that failed, where there are any."""
+    lost_s: float = 0.0
+    """By so much earlier they would all have ended without calls that nothing came of."""
+    lost_on: tuple[str, ...] = ()
+    """The engines of these calls."""
+    longest_lost_s: float = 0.0
+    longest_answered_s: float = 0.0
+    """Of all calls of the run until then that something came of."""
 
     @property
     def tail_s(self) -> float:
@@ -66,6 +80,9 @@ class _Reader:
     def __init__(self, steps: Collection[int] | None) -> None:
         self._wanted = steps
         self._finished: dict[int, list[Event]] = defaultdict(list)
+        self._failed: dict[int, list[Event]] = defaultdict(list)
+        self._scored: dict[int, set[str]] = defaultdict(set)
+        self._calls = Calls()
         self._committed: list[int] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._waiting: dict[str, float] = {}
@@ -80,15 +97,23 @@ class _Reader:
             case "finish" if event.group is not None and event.rollout is not None:
                 self._answered(event)
                 self._finished[event.group].append(event)
+            case "start":
+                self._calls.start(event)
+            case "stop":
+                self._calls.stop(event)
             case "wait" if event.rollout is not None:
                 self._waiting[event.rollout] = event.t
                 self._turns[event.rollout] += 1
             case "observe":
                 self._answered(event)
+            case "score" if event.group is not None and event.rollout is not None:
+                self._scored[event.group].add(event.rollout)
             case "ready" if event.group is not None:
                 self._complete.add(event.group)
             case "drop" if event.rollout is None and event.group is not None:
                 self._forget(event.group)
+            case "drop" if event.group is not None:
+                self._failed[event.group].append(event)
             case "commit":
                 self._committed += _ids(event)
             case "publish_end" | "eval":
@@ -102,6 +127,7 @@ class _Reader:
         began = self._waiting.pop(event.rollout or "", None)
         if began is None or event.rollout is None or event.group is None or event.group in self._complete:
             return
+        self._calls.answered(event.t - began)
         turn = (event.seconds or event.t - began, event.rollout, self._turns[event.rollout])
         longest = self._longest[event.group]
         (heapq.heappush if len(longest) < KEPT else heapq.heappushpop)(longest, turn)
@@ -110,18 +136,60 @@ class _Reader:
         step = (event.version or 0) + 1
         groups = dict.fromkeys([*self._committed, *_ids(event)])
         self._committed = []
-        finished = [finish for group in groups for finish in self._finished.get(group, ())]
+        finished = self._ends(event for group in groups for event in self._counted(group))
+        failed = self._ends(event for group in groups for event in self._failed.get(group, ()))
         turns = [turn for group in groups for turn in self._longest.get(group, ())]
         for group in groups:
             self._forget(group)
+        longest_lost_s, self._calls.longest_lost_s = self._calls.longest_lost_s, 0.0
         if self._wanted is not None and step not in self._wanted:
             return None
-        return _summary(step, self._begin, event.t, finished, turns)
+        found = _summary(step, self._begin, event.t, finished, turns)
+        return replace(
+            found,
+            failed=failed[-1] if failed else None,
+            **_lost([*finished, *failed]),
+            longest_lost_s=longest_lost_s,
+            longest_answered_s=self._calls.longest_answered_s,
+        )
+
+    def _counted(self, group: int) -> list[Event]:
+        """The group's rollouts that finished; in a record that has scores, those that had one when it was ready: the
+        reward failed of others, or it had enough without them."""
+        finished, scored = self._finished.get(group, []), self._scored.get(group)
+        return [event for event in finished if event.rollout in scored] if scored else finished
+
+    def _ends(self, events: Iterable[Event]) -> list[Finish]:
+        """In the order in which they ended."""
+        return [self._end(event) for event in sorted(events, key=lambda event: event.t)]
+
+    def _end(self, event: Event) -> Finish:
+        lost = [(call.within(self._begin, event.t), call.engine) for call in self._calls.of(event.rollout)]
+        return Finish(
+            event.rollout or "",
+            max(0.0, event.t - self._begin),
+            event.tokens or 0,
+            sum(seconds for seconds, _ in lost),
+            tuple(dict.fromkeys(engine for seconds, engine in lost if seconds)),
+        )
 
     def _forget(self, group: int) -> None:
-        for finish in self._finished.pop(group, ()):
-            self._turns.pop(finish.rollout or "", None)
+        for end in [*self._finished.pop(group, ()), *self._failed.pop(group, ())]:
+            self._turns.pop(end.rollout or "", None)
+            self._calls.of(end.rollout)
         self._longest.pop(group, None)
+        self._scored.pop(group, None)
+
+
+def _lost(ends: Sequence[Finish]) -> dict[str, Any]:
+    """What calls that nothing came of cost a step."""
+    if not any(end.lost_s for end in ends):
+        return {}
+    last = max(end.at_s for end in ends)
+    return {
+        "lost_s": last - max(end.at_s - end.lost_s for end in ends),
+        "lost_on": tuple(dict.fromkeys(engine for end in ends for engine in end.lost_on)),
+    }
 
 
 def _ids(event: Event) -> list[int]:
@@ -129,23 +197,19 @@ def _ids(event: Event) -> list[int]:
 
 
 def _summary(
-    step: int, begin: float, end: float, finished: list[Event], turns: list[tuple[float, str, int]]
+    step: int, begin: float, end: float, finished: list[Finish], turns: list[tuple[float, str, int]]
 ) -> StepTimeline:
-    finished.sort(key=lambda event: event.t)
-    tokens = sorted(event.tokens or 0 for event in finished)
+    """`finished`: in the order in which they did."""
+    tokens = sorted(finish.tokens for finish in finished)
     count = max(min(ceil(TAIL * len(finished)), len(finished) - 1), min(1, len(finished)))
-    most = finished[count - 1].t if finished else begin
     return StepTimeline(
         step=step,
         generate_s=end - begin,
         rollouts=len(finished),
         median_tokens=tokens[(len(tokens) - 1) // 2] if tokens else 0,
         most=count,
-        most_done_s=max(0.0, most - begin),
-        last=tuple(
-            Finish(event.rollout or "", max(0.0, event.t - begin), event.tokens or 0)
-            for event in reversed(finished[-KEPT:])
-        ),
+        most_done_s=finished[count - 1].at_s if finished else 0.0,
+        last=tuple(reversed(finished[-KEPT:])),
         turns=tuple(Turn(rollout, turn, seconds) for seconds, rollout, turn in heapq.nlargest(KEPT, turns)),
     )
 
