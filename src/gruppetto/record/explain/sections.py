@@ -231,12 +231,15 @@ def fifo_excess(rho: float) -> float:
 
 
 def bias(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """Whether long answers were censored, by what the policy says of itself and by what is measured."""
+    """Whether long answers were censored, by what the policy says of itself and by what is measured; `row` has that of
+    the run so far, `rows` are the steps that are explained."""
     names = ("length_ks", "ks_allowance", "length_ratio", "p99_ratio", "censors")
     found: dict[str, Any] = {name: row.get(f"bias/{name}") for name in names}
     found["censored"] = _censored(found)
+    found["through_step"] = row["step"]
     found["masked_by_position"] = _masked_by_position(rows)
-    return found | {"says": list(_bias_words(found))}
+    over = "" if rows[0]["step"] == 1 else f" so far (steps 1 to {row['step']})"
+    return found | {"says": list(_bias_words(found, over))}
 
 
 def _censored(found: Mapping[str, Any]) -> bool:
@@ -260,7 +263,7 @@ def _masked_by_position(rows: Sequence[Row]) -> list[float] | None:
     return known if known and len(known) == len(found) else None
 
 
-def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
+def _bias_words(found: Mapping[str, Any], over: str) -> Iterable[str]:
     if found["censors"]:
         yield "The scheduling policy censors, by its own account: what is trained on depends on how long answers are."
     ks, allowed = found["length_ks"], found["ks_allowance"]
@@ -268,12 +271,12 @@ def _bias_words(found: Mapping[str, Any]) -> Iterable[str]:
         more = "more than" if ks > allowed else "within"
         most = ", the most there can be: too few answers to tell" if allowed >= 1 else ""
         yield (
-            f"Lengths trained on against those of all rollouts: KS distance {ks:.3f}, {more} what chance and "
+            f"Lengths trained on{over} against those of all rollouts: KS distance {ks:.3f}, {more} what chance and "
             f"unfinished groups explain ({min(1.0, allowed):.3f}{most})."
         )
     if found["p99_ratio"] is not None and found["p99_ratio"] < LONG_SHARE:
         why = "censored" if found["censored"] else "no sign of censoring, as the distance is explained"
-        yield f"The longest 1 % of answers are trained on at {found['p99_ratio']:.2f} of their share: {why}."
+        yield f"The longest 1 % of answers are trained on{over} at {found['p99_ratio']:.2f} of their share: {why}."
     positions = found["masked_by_position"]
     if positions and max(positions) > 0:
         yield (f"Masked tokens: {positions[0]:.0%} of the first tenth of the answers, {positions[-1]:.0%} of the last.")
