@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppetto.auto.candidates import candidates, composed, warm_up
+from gruppetto.auto.smaller import FEW
 from gruppetto.scheduler.beliefs.rule import Choice, Limits, Measured, allowed, choose
 from gruppetto.scheduler.policies.rounds import Continuous, ShortLong
 
@@ -90,7 +91,7 @@ def test_deferral_is_the_rules_where_the_study_found_it_and_tried_wherever_there
 def test_deferral_is_tried_early_where_much_else_is():
     limits = Limits(allow_mask=True, allow_censoring=True)
     tried = candidates(Choice(over_age="mask", depth=1.1), Choice(), limits, history=True)
-    assert any(one.defer for one in tried[:6])
+    assert any(one.defer for one in tried[:FEW])
     k2 = Limits(max_staleness=2)
     assert not any(one.defer for one in candidates(choose(k2, None), choose(k2, None), k2, history=True))
 

@@ -16,7 +16,7 @@ from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.beliefs.rule import Choice, Limits
 from gruppetto.scheduler.memory import LONG_SHARE
 from gruppetto.scheduler.settings import LoopSettings
-from gruppetto.sim.demand import Plans
+from gruppetto.sim.demand import AGAIN, Plans
 from gruppetto.sim.engine import EngineModel
 from gruppetto.sim.workload import Workload
 from gruppetto.sim.world import Spec, TrainerModel, World
@@ -91,6 +91,37 @@ def test_nothing_is_put_off_by_a_past_that_tells_too_little():
     known = known_of(load)
     unreliable = Foreknown(known.pasts._replace(reliability=0.2), known.threshold, 1.0)
     assert answers(DEFER, load, unreliable).per_step == answers(DEFER, load, None).per_step
+
+
+def test_the_first_step_puts_off_what_is_predicted_to_be_long():
+    load = workload(0.9)
+    known = known_of(load)
+    every, short = (answers(choice, load, known, steps=1, skip=0).per_step[0] for choice in (WAIT, DEFER))
+    assert short[1] < 0.5 * every[1]
+
+
+class Asked:
+    """A workload that keeps which members were asked for."""
+
+    def __init__(self, load):
+        self.load, self.members = load, set()
+        self.mu, self.s_b, self.s_w, self.mean = load.mu, load.s_b, load.s_w, load.mean
+
+    def prompt(self, *key):
+        return self.load.prompt(*key)
+
+    def length(self, *key):
+        self.members.add(key[2])
+        return self.load.length(*key)
+
+
+def test_what_is_put_off_makes_what_its_past_was_drawn_for_and_what_starts_again_does_not():
+    load = workload(0.9)
+    deferred, rounds = Asked(load), Asked(load)
+    assert not answers(DEFER, deferred, known_of(load, put_off=GROUPS), GROUPS).failed
+    assert deferred.members == set(range(SIZE))
+    assert not answers(Choice(tail_batch=1.5), rounds, known_of(load)).failed
+    assert max(rounds.members) >= AGAIN
 
 
 def test_a_list_that_is_full_is_the_next_step_and_is_as_long_as_predicted():

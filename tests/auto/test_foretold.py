@@ -119,6 +119,8 @@ def test_tasks_put_off_are_played_by_launches_predicted_as_long():
     assert all(launch < 0 for launch, _ in found)
     for (launch, _), (_, wanted) in zip(found, sorted(deferred), strict=True):
         assert told.predicted_max(f"late:{launch}") == pytest.approx(wanted, rel=0.3)
+    exactly = told.predicted_max("late:-3")
+    assert list(told.launches_like([(1, exactly)])) == [(-3, 1)]
     assert list(told.launches_like(())) == []
 
 

@@ -60,12 +60,12 @@ def _landmarks(ruled: Choice, limits: Limits, *, history: bool) -> Iterator[Choi
     k = limits.max_staleness
     plain = replace(ruled, tail_batch=None, defer=False, max_staleness=k, why=())
     yield replace(plain, over_age="wait", depth=1.0 if k == 0 else k + 1.0, order=plain.order if k == 0 else "fifo")
+    if history and k <= 1:
+        yield replace(plain, over_age="wait", depth=min(ruled.depth, k + 1.0), defer=True)
     if k:
         yield replace(plain, over_age="wait", depth=1.25, order="fifo")
     else:
         yield replace(plain, over_age="wait", depth=1.0, order="fifo")
-    if history and k <= 1:
-        yield replace(plain, over_age="wait", depth=min(ruled.depth, k + 1.0), defer=True)
     if limits.allow_mask:
         yield replace(plain, over_age="mask", depth=1.5 if k else 1.25)
     if limits.allow_censoring:
