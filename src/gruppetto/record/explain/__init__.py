@@ -17,7 +17,7 @@ from gruppetto.record.explain.gaps import gaps
 from gruppetto.record.explain.held import held_up
 from gruppetto.record.explain.means import total
 from gruppetto.record.explain.policy import Compose, Policy
-from gruppetto.record.explain.read import RunRecord, lacking, read_run
+from gruppetto.record.explain.read import ORACLE, RunRecord, lacking, read_run
 from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
@@ -59,6 +59,8 @@ def explain(
     finals = {row["step"]: record.rollouts(row["step"]) for row in worst}
     found = timelines(record.events(), {row["step"] for row in rows})
     policy = Policy.of(record.config, compose)
+    if record.oracle:
+        policy = policy.named(ORACLE)
     engine_seconds = sections.engine_seconds(rows, record.config)
     lost = unanswered(found.values(), total(rows, "time/step_s"))
     engine_seconds["says"] += lost.words()
@@ -66,7 +68,7 @@ def explain(
     trainer = measure(rows, shares, record.config.get("run", {}).get("placement"))
     explanation: dict[str, Any] = {
         "run": os.fsencode(record.path).decode("utf-8", "replace"),  # a name of any bytes, as text that JSON can hold
-        "scheduler": record.config.get("scheduler", {}),
+        "scheduler": record.scheduler,
         "allows": {"known": policy.known, "max_staleness": policy.bound},
         "placement": record.config.get("run", {}).get("placement"),
         "steps": [row["step"] for row in rows],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 _STALENESS = "max_staleness = "
@@ -45,6 +45,10 @@ class Policy:
         """That of a run by its resolved config."""
         found = compose(config["scheduler"]) if compose is not None and "scheduler" in config else None
         return cls() if found is None else cls(True, found.bound, found.settings)
+
+    def named(self, preset: str | None) -> Policy:
+        """The same where a run's preset has another name than its table says."""
+        return replace(self, settings={**self.settings, "type": preset}) if self.known else self
 
     @property
     def on_policy(self) -> bool:

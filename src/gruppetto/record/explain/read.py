@@ -21,6 +21,9 @@ from gruppetto.record.folder import aside
 
 S = TypeVar("S")
 
+ORACLE = "oracle"
+"""Says in env.json that launches were ordered by lengths known beforehand."""
+
 
 class RolloutRow(msgspec.Struct):
     """One line of rollouts/step_*.jsonl, without its texts."""
@@ -101,6 +104,14 @@ class RunRecord:
     path: Path
     config: dict[str, Any]
     rows: tuple[dict[str, Any], ...]
+    oracle: bool = False
+    """A replay whose launches were ordered by lengths known beforehand, which no setting of its config says."""
+
+    @property
+    def scheduler(self) -> dict[str, Any]:
+        """[scheduler] as it ran."""
+        table: dict[str, Any] = self.config.get("scheduler", {})
+        return {**table, "type": ORACLE} if self.oracle else table
 
     @property
     def steps(self) -> list[int]:
@@ -191,7 +202,15 @@ def read_run(path: str | Path) -> RunRecord:
         resolved = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{config} is not JSON: {error}; the run folder is damaged") from None
-    return RunRecord(path, resolved, rows)
+    return RunRecord(path, resolved, rows, is_of_oracle(path))
+
+
+def is_of_oracle(path: Path) -> bool:
+    """Whether a run folder is that of a replay whose launches were ordered by lengths known beforehand."""
+    try:
+        return msgspec.json.decode((path / "env.json").read_bytes(), type=dict[str, Any]).get(ORACLE) is True
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def lacking(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:

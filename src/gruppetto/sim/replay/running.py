@@ -1,6 +1,8 @@
 """Runs a replay under one scheduling policy and writes its run folder, as `simulate` does.
 
-Promises: the same trace and config write the same bytes; recorded rewards are given where the record has them.
+Promises: the same trace and config write the same bytes; recorded rewards are given where the record has them; a run
+whose launches were ordered by lengths known beforehand says so in its env.json, and its replay under its own scheduler
+does the same.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from gruppetto.config.loader import Loaded
 from gruppetto.config.schema import Config
 from gruppetto.presets import build_policy
 from gruppetto.record.base import Recorder
+from gruppetto.record.explain.read import ORACLE as ORACLE
+from gruppetto.record.explain.read import is_of_oracle
 from gruppetto.record.folder import RunFolder
 from gruppetto.scheduler.beliefs.lengths import LengthBelief
 from gruppetto.scheduler.policies.order import FixedOrder, OrderKey
@@ -30,12 +34,10 @@ from gruppetto.sim.workload.base import uniform
 from gruppetto.sim.world import World
 from gruppetto.types import Rollout, Score
 
-ORACLE = "oracle"
-"""Synchronous, and it knows every length beforehand: the longest first."""
-
 
 def is_oracle(entry: str) -> bool:
-    """Whether an entry of `--compare` is `oracle`, with settings or without."""
+    """Whether an entry of `--compare` is `oracle`, with settings or without: synchronous, and it knows every length
+    beforehand: the longest first."""
     return entry.partition(":")[0] == ORACLE
 
 
@@ -53,7 +55,8 @@ class LongestFirst(FixedOrder):
 
 
 def run_again(loaded: Loaded, demand: ReplayDemand, *, oracle: bool = False) -> Path:
-    """To the end of the steps on virtual time; returns the run folder. `oracle`: new rollouts start longest first.
+    """To the end of the steps on virtual time; returns the run folder. `oracle`: new rollouts start longest first, as
+    they do where the run that is replayed did so and its own scheduler runs again.
 
     Raises `UserError` where a run that is none of virtual time stands there, or what is replayed.
     """
@@ -61,7 +64,9 @@ def run_again(loaded: Loaded, demand: ReplayDemand, *, oracle: bool = False) -> 
     build_policy(config)
     path = Path(config.run.dir) / config.run.name
     refuse_source(path, config.sim.workload)
+    oracle = oracle or _was_oracle(loaded)
     environment = {"simulated": True, "replay": True, "packages": {"gruppetto": __version__}}
+    environment |= {ORACLE: True} if oracle else {}
     with written_anew(path) as new:
         folder = RunFolder.create(new, loaded.source_text, loaded.resolved(), environment)
         try:
@@ -69,6 +74,17 @@ def run_again(loaded: Loaded, demand: ReplayDemand, *, oracle: bool = False) -> 
         finally:
             folder.close()
     return path
+
+
+def _was_oracle(loaded: Loaded) -> bool:
+    """[scheduler] is that of the replayed run itself, and that was an oracle's."""
+    source = loaded.config.sim.workload
+    return loaded.origins.get("scheduler.type") == replayed(source) and is_of_oracle(Path(source))
+
+
+def replayed(path: str) -> str:
+    """What settings are said to come from that the run in `path` has itself."""
+    return f"{path} (replayed)"
 
 
 async def _run(config: Config, demand: ReplayDemand, recorder: Recorder, oracle: bool) -> None:
