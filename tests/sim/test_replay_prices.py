@@ -54,6 +54,15 @@ def test_one_batch_size_does_not_tell_what_a_row_costs_but_an_evaluation_does():
     assert fit_prices(rows, CONFIG, [Start(0, 0)]).sim["decode_row_s"] == pytest.approx(0.002)
 
 
+@pytest.mark.parametrize(("count", "made_up"), [(1, True), (2, False)])
+def test_where_seconds_between_steps_are_in_the_price_it_says_what_is_not_to_be_compared(count, made_up):
+    rows = [step(1, {8: 50}), step(2, {2: 40})]
+    found = fit_prices(rows, CONFIG | {"engine": {"count": count, "slots": 8}}, [Start(0, 0)])
+    said = [words for words in found.words if words.startswith("excess, rho and idle of what was measured are of the")]
+    assert bool(said) is made_up
+    assert (found.sim["decode_base_s"] > 0.0105) is made_up
+
+
 def test_the_first_step_warms_up_and_is_left_out():
     slow = step(1, {8: 50}, base=1.0)
     found = fit_prices([slow, *(step(n, {8: 20, n: 20}) for n in (2, 3, 4))], CONFIG, [Start(0, 0)])

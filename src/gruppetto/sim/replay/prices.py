@@ -54,6 +54,9 @@ ENOUGH = 3
 ONE_SIZE = 0.02
 """Batches that differ by less than this (standard deviation over mean) do not tell what a row costs."""
 
+SAID = 0.01
+"""Share of a decode step's price from which on it matters that seconds between steps are in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
@@ -170,6 +173,12 @@ def _words(sim: Mapping[str, float], between: float, error: float, row: float) -
     rows = f" and {row * 1e3:.4g} ms for each live row" if row else ", whatever its rows (one batch size was seen)"
     beside = f", of which {between * 1e3:.3g} ms lie between steps" if between else ""
     yield f"decode step, fitted to the record: {sim['decode_base_s'] * 1e3:.4g} ms{beside}{rows}; error {error:.0%}"
+    if between > SAID * sim["decode_base_s"]:
+        yield (
+            "excess, rho and idle of what was measured are of the engine's own seconds, those of replays have the ones "
+            "between steps in decode and in the bound: compare these among replays, and only seconds and tokens with "
+            "what was measured"
+        )
     yield (
         f"prefill {sim['prefill_token_s'] * 1e3:.3g} ms a token, trainer {sim['train_token_s'] * 1e3:.3g} ms a token, "
         f"publish {sim['publish_s']:.3g} s a step"
