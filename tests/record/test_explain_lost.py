@@ -110,7 +110,14 @@ def test_members_that_the_group_did_not_need_are_none_of_the_step(tmp_path):
     ends = [ended("g1.0", 10, 9), scored("g1.0", 11), ended("g1.2", 12, 50), ended("g1.3", 12, 60), no_reward]
     last = [ended("g1.1", 13, 9), scored("g1.1", 14), {"t": 14, "kind": "ready", "group": 1}]
     given_up = timed("g1.4", 0, 15, tokens=70, reason="abort")
-    _, step = step_of(tmp_path, *ends, *last, *given_up, close=15.0)
+    waits = [
+        {"t": t, "kind": kind, "rollout": f"g1.{member}", "group": 1, **more}
+        for member, began, ended_at in ((0, 1, 3), (4, 1, 9), (4, 9, 12), (4, 12, 13))
+        for t, kind, more in ((began, "wait", {}), (ended_at, "observe", {"seconds": ended_at - began}))
+    ]
+    found, step = step_of(tmp_path, *ends, *last, *given_up, *waits, close=15.0)
+    assert [(turn["rollout"], turn["seconds"]) for turn in step["turns"]] == [("g1.0", 2)]
+    assert "The longest tool call was turn 1 of g1.0: 2.00 s." in to_text(found)
     assert (step["rollouts"], step["median_tokens"]) == (2, 9)
     assert [end["rollout"] for end in step["last"]] == ["g1.1", "g1.0"]
 

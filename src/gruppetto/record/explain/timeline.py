@@ -86,7 +86,8 @@ class _Reader:
         self._committed: list[int] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._waiting: dict[str, float] = {}
-        self._longest: dict[int, list[tuple[float, str, int]]] = defaultdict(list)
+        self._longest: dict[int, dict[str, list[tuple[float, str, int]]]] = defaultdict(dict)
+        """Of each member of a group: which of them are trained on is known later."""
         self._complete: set[int] = set()
         """Groups that nobody waits for: what still comes back of them had been given up."""
         self._begin = 0.0
@@ -129,7 +130,7 @@ class _Reader:
             return
         self._calls.answered(event.t - began)
         turn = (event.seconds or event.t - began, event.rollout, self._turns[event.rollout])
-        longest = self._longest[event.group]
+        longest = self._longest[event.group].setdefault(event.rollout, [])
         (heapq.heappush if len(longest) < KEPT else heapq.heappushpop)(longest, turn)
 
     def _close(self, event: Event) -> StepTimeline | None:
@@ -138,7 +139,9 @@ class _Reader:
         self._committed = []
         finished = self._ends(event for group in groups for event in self._counted(group))
         failed = self._ends(event for group in groups for event in self._failed.get(group, ()))
-        turns = [turn for group in groups for turn in self._longest.get(group, ())]
+        waited_for = {end.rollout for end in (*finished, *failed)}
+        members = [member for group in groups for member in self._longest.get(group, {}).items()]
+        turns = [turn for rollout, turns in members if rollout in waited_for for turn in turns]
         for group in groups:
             self._forget(group)
         longest_lost_s, self._calls.longest_lost_s = self._calls.longest_lost_s, 0.0
@@ -174,10 +177,10 @@ class _Reader:
         )
 
     def _forget(self, group: int) -> None:
-        for end in [*self._finished.pop(group, ()), *self._failed.pop(group, ())]:
-            self._turns.pop(end.rollout or "", None)
-            self._calls.of(end.rollout)
-        self._longest.pop(group, None)
+        ends = [*self._finished.pop(group, ()), *self._failed.pop(group, ())]
+        for rollout in {*self._longest.pop(group, ()), *(end.rollout or "" for end in ends)}:
+            self._turns.pop(rollout, None)
+            self._calls.of(rollout)
         self._scored.pop(group, None)
 
 
