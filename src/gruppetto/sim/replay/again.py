@@ -153,6 +153,7 @@ def _of_run(trace: Trace, folder: Path) -> Replay:
         words=(
             f"{len(record.rows)} recorded steps; {known}",
             *_gap_words(record),
+            *trace.passed_over,
             *prices.words,
             *_failure_words(record, simulated),
             *found.words,

@@ -82,11 +82,14 @@ def recorded_workload(path: Path) -> TraceWorkload:
     """The rollouts recorded at `path`, whole groups to be drawn again and again, as a replay launches them: of a run
     folder with the turns and tools that its events tell, and those that were unfinished too. Raises `UserError`."""
     trace = read_trace(path)
-    words: tuple[str, ...] = ()
+    words = trace.passed_over
     if is_run_folder(path):
         found = launched(trace, path, prompt_tokens=trace.usual_prompt)
         if any(r.prompt_tokens is None for group in found.groups for r in group.members):
-            words = (f"the run folder does not say every prompt's length: {PROMPT_TOKENS} tokens are assumed",)
+            words = (
+                *words,
+                f"the run folder does not say every prompt's length: {PROMPT_TOKENS} tokens are assumed",
+            )
     else:
         ready, words = made_ready(trace)
         found, words = launched(ready), (*words, *not_told(trace))

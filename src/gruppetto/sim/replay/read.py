@@ -1,7 +1,7 @@
 """Reads a trace, recognising what it is by what it holds, not by its name.
 
     folder with config.resolved.json             our run folder
-    folder of 0.jsonl, 1.jsonl, … (or .pt, .json, .csv)   numbered dumps, one a step, read as one trace
+    folder of 0.jsonl, 1.jsonl, …                numbered dumps, one a step, read as one trace (see `dumps.py`)
     PyTorch file, JSON object with samples       slime debug rollout
     JSONL with rollout, group, fate, tokens      a rollouts file of ours
     JSONL with input, output, score              verl rollout dump
@@ -13,12 +13,13 @@ Promises: whatever is wrong with a file ends in one `UserError` line with file a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from gruppetto.errors import UserError
+from gruppetto.sim.replay.dumps import dumps_of, joined
 from gruppetto.sim.replay.rows import csv_rows, json_rows
 from gruppetto.sim.replay.runs import KEYS as RUN_KEYS
 from gruppetto.sim.replay.runs import read_run, run_trace
@@ -28,8 +29,12 @@ from gruppetto.sim.replay.trace import Trace
 from gruppetto.sim.replay.verl import KEYS as VERL_KEYS
 from gruppetto.sim.replay.verl import read_verl
 
-_SUFFIXES = (".jsonl", ".pt", ".json", ".csv")
 _PYTORCH = (b"PK\x03\x04", b"\x80")
+_PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip --keep"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"\xfd7zXZ": ("xz", "unxz --keep"),
+}
 _PEEK = 4096
 
 FEWEST_CHARACTERS, MOST_CHARACTERS = 0.1, 100
@@ -76,11 +81,8 @@ def _read_folder(folder: Path, columns: Mapping[str, str]) -> Trace:
     if is_run_folder(folder):
         _refuse_columns(str(folder), "a run folder", columns)
         return read_run(folder)
-    files = [file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.stem.isdecimal()]
-    if not files:
-        raise UserError(f"{folder} is no run folder and holds no numbered dumps such as 12.jsonl or 12.pt; name a file")
-    files.sort(key=lambda file: int(file.stem))
-    return _joined(str(folder), files, [_read_file(file, columns) for file in files])
+    dumps = dumps_of(folder)
+    return joined(folder, dumps, [_read_file(file, columns) for _, file in dumps.files])
 
 
 def _refuse_columns(path: str, kind: str, columns: Mapping[str, str]) -> None:
@@ -96,6 +98,9 @@ def _read_file(path: Path, columns: Mapping[str, str]) -> Trace:
         start = file.read(_PEEK)
     if start.startswith(b"PAR1"):
         raise UserError(f"{path} is a Parquet file; write it out as JSONL or CSV, with one row for each rollout")
+    for magic, (kind, unpack) in _PACKED.items():
+        if start.startswith(magic):
+            raise UserError(f"{path} is compressed ({kind}); unpack it, as {unpack} does, and name what comes out")
     if start.startswith(_PYTORCH):
         _refuse_columns(str(path), SLIME, columns)
         return read_slime(str(path), load_pt(path))
@@ -137,22 +142,6 @@ def _read_rows(path: Path, columns: Mapping[str, str]) -> Trace:
     if first.data.keys() >= VERL_KEYS:
         return read_verl(str(path), whole, columns)
     return read_table(str(path), whole, columns)
-
-
-def _joined(folder: str, files: Sequence[Path], traces: Sequence[Trace]) -> Trace:
-    """Dumps of one kind as one trace: a file is a step where its rows do not say, and no group spans two files."""
-    kinds = list(dict.fromkeys((trace.kind, trace.unit) for trace in traces))
-    if len(kinds) > 1:
-        names = ", ".join(f"{unit} of a {kind}" for kind, unit in kinds)
-        raise UserError(f"{folder} holds dumps that do not belong together ({names}); name one file, or sort them out")
-    rollouts, base = [], 0
-    for file, trace in zip(files, traces, strict=True):
-        for r in trace.rollouts:
-            rollouts.append(replace(r, group=base + r.group, step=int(file.stem) if r.step is None else r.step))
-        base += 1 + max(r.group for r in trace.rollouts)
-    missing = tuple(dict.fromkeys(word for trace in traces for word in trace.missing))
-    grouped = all(trace.grouped for trace in traces)
-    return replace(traces[0], path=folder, rollouts=tuple(rollouts), missing=missing, grouped=grouped)
 
 
 def _in_tokens(trace: Trace, characters: float) -> Trace:

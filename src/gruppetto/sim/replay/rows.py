@@ -18,6 +18,8 @@ from gruppetto.errors import UserError
 
 _DELIMITERS = (",", ";", "\t")
 _SHOWN = 40
+_LONGEST_FIELD = (1 << 31) - 1
+"""Characters; the most that every platform takes."""
 
 LARGEST = 1e30
 """Beyond this a number counts nothing, and sums of its square are none any more."""
@@ -80,6 +82,11 @@ class Row:
             "not known"
         )
 
+    def reward(self, key: str | None) -> float | None:
+        """A number; passed and failed are 1 and 0."""
+        value = self.value(key)
+        return float(str(value).lower() == "true") if str(value).lower() in ("true", "false") else self.number(key)
+
     def word(self, key: str | None) -> str | None:
         """A name: a string or a number, as text."""
         value = self.value(key)
@@ -105,6 +112,7 @@ def json_rows(path: Path) -> Iterator[Row]:
 
 def csv_rows(path: Path) -> Iterator[Row]:
     """The rows of a CSV file with a header; numbered by the line they end on. Commas, semicolons or tabs."""
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # a text may stand in a column that nobody reads
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline()

@@ -1,16 +1,22 @@
-"""Our own run folders: every rollout that became final, trained on or dropped, or at least finished."""
+"""Our own run folders: every rollout that became final, trained on or dropped, or at least finished.
+
+Promise: a half-written last row, as a kill leaves one, is passed over, and `Trace.passed_over` says so.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gruppetto.data.jsonl import read_jsonl
+from gruppetto.data.records import Problem, problems_message
 from gruppetto.errors import UserError
 from gruppetto.record.explain.read import read_run as read_record
 from gruppetto.sim.replay.endings import absent, ending_of
-from gruppetto.sim.replay.rows import Row, json_rows
+from gruppetto.sim.replay.rows import Row
 from gruppetto.sim.replay.seen import MOST_MEMBERS, member_of
 from gruppetto.sim.replay.trace import Ending, Trace, TraceRollout, TraceTurn, number_groups, number_members
 
@@ -23,8 +29,22 @@ def read_run(folder: Path) -> Trace:
     files = sorted((folder / "rollouts").glob("step_*.jsonl"))
     if not files:
         return _from_events(folder)
-    rows = [(_step(file), row) for file in files for row in json_rows(file)]
-    return run_trace(str(folder), rows, _budget(folder / "config.resolved.json"))
+    half: list[str] = []
+    rows = [(_step(file), row) for file in files for row in _whole_rows(file, half)]
+    trace = run_trace(str(folder), rows, _budget(folder / "config.resolved.json"))
+    words = (f"rollouts/{name} ends inside a row, as a kill leaves it: that row is passed over" for name in half)
+    return replace(trace, passed_over=tuple(words))
+
+
+def _whole_rows(file: Path, half: list[str]) -> Iterator[Row]:
+    """The rows of a file; a last line that was not written to its end is left out, and the file named in `half`."""
+    for record in read_jsonl(file):
+        if not isinstance(record, Problem):
+            yield Row(f"{file} row {record.number}", record.data)
+            continue
+        if record.number <= file.read_bytes().count(b"\n"):
+            raise UserError(problems_message(str(file), [record]))
+        half.append(file.name)
 
 
 def _from_events(folder: Path) -> Trace:
@@ -89,7 +109,7 @@ def _rollout(step: int | None, row: Row, group: int, member: int) -> TraceRollou
         turns=_turns(row),
         tool_s=row.seconds("tool_s"),
         prompt_tokens=row.tokens("prompt_tokens"),
-        reward=row.number("reward"),
+        reward=row.reward("reward"),
         ending=Ending.ABORT if finish is None else ending_of(finish),
         finish=finish or ("aborted" if cut else "never finished"),
         step=step,

@@ -1,12 +1,16 @@
 """slime's debug rollouts: `torch.save` of {"rollout_id", "samples": [Sample.to_dict()]}, or the same as JSON.
 
-Reads tensors only by `weights_only`, so that a file from elsewhere cannot run code. PyTorch is needed for `.pt` alone.
+Samples of one execution (a trajectory that was cut into several) are one rollout. Reads tensors only by `weights_only`,
+so that a file from elsewhere cannot run code. PyTorch is needed for `.pt` alone.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +42,52 @@ def read_slime(path: str, dump: Any) -> Trace:
     rows = [_row(f"{path} sample {number}", sample) for number, sample in enumerate(samples)]
     step = Row(path, dump).count("rollout_id")
     labels = [row.word("group_index") for row in rows]
-    grouped = None not in labels
-    groups = number_groups(labels) if grouped else list(range(len(rows)))
-    pairs = zip(rows, groups, number_members(groups), strict=True)
-    rollouts = tuple(_rollout(row, group, member, step) for row, group, member in pairs)
+    groups = number_groups([number if label is None else (label,) for number, label in enumerate(labels)])
+    executions = _executions(rows, groups)
+    of_rollouts = [groups[first] for first, *_ in executions]
+    pairs = zip(executions, of_rollouts, number_members(of_rollouts), strict=True)
+    rollouts = tuple(_together([_rollout(rows[n], group, member, step) for n in of]) for of, group, member in pairs)
+    grouped = not any(r.alone for r in rollouts) or len(set(of_rollouts)) < len(rollouts)
+    rollouts = rollouts if grouped else tuple(replace(r, alone=True) for r in rollouts)
     return Trace(
         path=path,
         kind="slime debug rollout",
         rollouts=rollouts,
-        missing=(*_silence(rows, grouped), *absent(rollouts)),
+        missing=(*_silence(rows), *absent(rollouts)),
         grouped=grouped,
+    )
+
+
+def _executions(rows: Sequence[Row], groups: Sequence[int]) -> list[list[int]]:
+    """The numbers of each rollout's samples: those of one rollout_id, or one index, within a group. An id that several
+    groups share, or all samples, is not that of a rollout."""
+    names = [row.word("rollout_id") for row in rows]
+    spans = Counter(name for name, _ in set(zip(names, groups, strict=True)))
+    found: dict[object, list[int]] = {}
+    for number, (row, name, group) in enumerate(zip(rows, names, groups, strict=True)):
+        index = row.word("index")
+        key: object = number
+        if name is not None and spans[name] == 1 and len(spans) > 1:
+            key = ("rollout", name)
+        elif index is not None:
+            key = ("index", group, index)
+        found.setdefault(key, []).append(number)
+    return list(found.values())
+
+
+def _together(samples: Sequence[TraceRollout]) -> TraceRollout:
+    """The samples of one execution as a rollout: it has made all of their tokens, and ended as the last one did."""
+    first, last = samples[0], samples[-1]
+    waited = [one.tool_s for one in samples if one.tool_s is not None]
+    rewards = [one.reward for one in samples if one.reward is not None]
+    return replace(
+        first,
+        tokens=sum(one.tokens for one in samples),
+        tool_s=math.fsum(waited) if waited else None,
+        reward=rewards[-1] if rewards else None,
+        ending=last.ending,
+        finish=last.finish,
+        parts=len(samples),
     )
 
 
@@ -68,11 +108,12 @@ def _rollout(row: Row, group: int, member: int, step: int | None) -> TraceRollou
         tokens=length,
         tool_s=row.seconds("non_generation_time"),
         prompt_tokens=_prompt_tokens(row, length),
-        reward=None if isinstance(row.value("reward"), Mapping) else row.number("reward"),
+        reward=None if isinstance(row.value("reward"), Mapping) else row.reward("reward"),
         ending=ending_of(finish),
         finish=finish,
         step=step,
         task=row.word("group_index"),
+        alone=row.value("group_index") is None,
     )
 
 
@@ -85,8 +126,8 @@ def _prompt_tokens(row: Row, length: int) -> int | None:
     return len(tokens) - length
 
 
-def _silence(rows: list[Row], grouped: bool) -> list[str]:
-    words = [] if grouped else ["groups (each rollout stands alone, so nothing is known about siblings)"]
+def _silence(rows: Sequence[Row]) -> list[str]:
+    words = []
     masks = [row.value("loss_mask") for row in rows]
     if any(isinstance(mask, list) and 0 in mask for mask in masks):
         words.append("model tokens apart from observations and masked tokens (response_length counts all)")

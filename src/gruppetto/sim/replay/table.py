@@ -1,8 +1,9 @@
 """The generic reader: rows with a length column and, where they have them, group, member, turn and tool columns.
 
 A row is a rollout; or, where there is a turn column, a turn, and the rows of one (step, group, member) make a rollout;
-or a rollout whose `turns` is a list of objects. Columns are recognised by the names in `ROLES`, the first that is
-present; `columns = {role: name}` says otherwise. Two columns that could both be the length are refused.
+or a rollout whose `turns` is a list of objects (a mere count of them says nothing of what each made). Columns are
+recognised by the names in `ROLES`, the first that is present; `columns = {role: name}` says otherwise. Two columns that
+could both be the length are refused.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def read_table(path: str, rows: Iterable[Row], mapped: Mapping[str, str]) -> Tra
     members = _members(attempts, groups)
     rollouts = tuple(a.rollout(g, m) for a, g, m in zip(attempts, groups, members, strict=True))
     missing = absent(rollouts)
-    if "group" not in columns:
-        missing.insert(0, "groups (each rollout stands alone, so nothing is known about siblings)")
+    if "turn" not in columns and any(_is_count(row.value(columns.get("turns"))) for row in held):
+        missing.append(f"what each turn made and waited for ({columns['turns']} only counts them)")
     if "observation" in columns and all(r.turns is None for r in rollouts):
         missing.append(f"after which turns the tokens of {columns['observation']} were read (they are left out)")
     return Trace(path=path, kind="table", rollouts=rollouts, missing=tuple(missing), grouped="group" in columns)
@@ -128,11 +129,12 @@ class _Attempt:
             turns=turns,
             tool_s=self._tool_s(turns),
             prompt_tokens=first.tokens(of.get("prompt")),
-            reward=last.number(of.get("reward")),
+            reward=last.reward(of.get("reward")),
             ending=ending_of(finish),
             finish=finish,
             step=self.step,
             task=first.word(of.get("group")),
+            alone="group" not in of,
         )
 
     def _turns(self) -> tuple[TraceTurn, ...] | None:
@@ -140,7 +142,7 @@ class _Attempt:
             return tuple(_turn(row, self.columns) for row in self.rows)
         row, column = self.rows[0], self.columns.get("turns")
         listed = row.value(column)
-        if listed is None:
+        if listed is None or (_is_count(listed) and row.count(column) is not None):
             return None
         if not isinstance(listed, list) or not listed or not all(isinstance(item, dict) for item in listed):
             raise row.error(f"{column} is no list of objects; write one object for each turn, at least one")
@@ -167,10 +169,17 @@ class _Attempt:
             return total
         length = row.tokens(column)
         if length is None and total is None:
-            raise row.error(f"{column or self.columns['turns']} is empty; write the model tokens of every rollout")
+            counts = column is None and row.value(self.columns["turns"]) is not None
+            what = "only counts turns" if counts else "is empty"
+            raise row.error(f"{column or self.columns['turns']} {what}; write the model tokens of every rollout")
         if length is not None and total is not None and length != total:
             raise row.error(f"{column} = {length}, but its turns make {total} tokens; correct one of them")
         return length if length is not None else total or 0
+
+
+def _is_count(turns: object) -> bool:
+    """Whether a `turns` value is how many there were, and not a list of them."""
+    return isinstance(turns, int | float | str) and not isinstance(turns, bool)
 
 
 def _turn(row: Row, columns: Mapping[str, str]) -> TraceTurn:

@@ -61,6 +61,10 @@ class TraceRollout:
     """Seconds it spent on engines."""
     label: str | None = None
     """The record's own name of its group, where that says when the group was launched."""
+    alone: bool = False
+    """The record does not say which group it is of."""
+    parts: int = 1
+    """Samples of the record that it was put together from."""
 
     @property
     def censored(self) -> bool | None:
@@ -88,6 +92,8 @@ class Trace:
     """The record knows which rollouts share a prompt; otherwise each stands as a group of its own."""
     cap: int | None = None
     """Token budget of a rollout, where the record has it."""
+    passed_over: tuple[str, ...] = ()
+    """What of the record could not be read and was passed over, a line each."""
 
     def groups(self) -> tuple[tuple[TraceRollout, ...], ...]:
         """Whole groups, in order of appearance; members in order of their number."""

@@ -90,7 +90,7 @@ def _rollout(row: Row, columns: Mapping[str, str], group: int, member: int, leng
         group=group,
         member=member,
         tokens=length,
-        reward=row.number(columns["reward"]),
+        reward=row.reward(columns["reward"]),
         ending=ending_of(finish),
         finish=finish,
         step=row.count(columns["step"]),
