@@ -67,6 +67,7 @@ def test_evaluations_beside_dumps_are_left_out_and_that_is_said(tmp_path, name):
         (["r1_1.json", "r1_2.json", "r2_1.json"], r"differ in several numbers \(r1_1\.json, r2_1\.json\)"),
         (["r_1.json", "r_01.json"], r"holds two dumps of number 1 \(r_01\.json, r_1\.json\); keep one"),
         (["readme.json"], r"holds no numbered dumps such as 12\.jsonl or rollout_12\.pt; name a file"),
+        (["2.jsonl.gz", "1.jsonl.gz"], r"holds no numbered dumps .*; unpack 1\.jsonl\.gz and its like"),
     ],
 )
 def test_names_that_do_not_tell_which_dump_is_which_are_one_line(tmp_path, names, said):

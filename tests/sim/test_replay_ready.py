@@ -9,7 +9,7 @@ from gruppetto.cli.main import main
 from gruppetto.config.loader import load
 from gruppetto.sim.replay.again import prepare
 from gruppetto.sim.replay.running import run_again
-from gruppetto.sim.simulate import demand_of, words_of
+from gruppetto.sim.simulate import demand_of, simulate, words_of
 
 
 def table(tmp_path, header, rows, name="t.csv"):
@@ -181,6 +181,14 @@ def test_simulate_says_what_the_record_lacks(tmp_path, capsys):
     assert set(said) <= set(found.err.splitlines())
     assert main(["simulate", "sim/reasoning-32k", f"run.dir={tmp_path}", "run.name=family", *size[:3]]) == 0
     assert "recorded rollouts" not in capsys.readouterr().out
+
+
+def test_a_run_folder_that_knows_no_prompts_says_so_where_it_is_the_workload(tmp_path):
+    size = ["rollout.prompts_per_step=2", "rollout.group_size=2", "run.steps=1", f"run.dir={tmp_path}"]
+    said = "the run folder does not say every prompt's length: 512 tokens are assumed"
+    for name, logged in (("told", True), ("untold", False)):
+        run = simulate(load(["sim/reasoning-32k"], [*size, f"run.name={name}", f"log.rollouts={str(logged).lower()}"]))
+        assert (said in demand_of(str(run)).words) is not logged
 
 
 # -- prices -----------------------------------------------------------------------------------------------------------

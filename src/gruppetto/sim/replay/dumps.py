@@ -18,6 +18,7 @@ from gruppetto.sim.replay.endings import absent
 from gruppetto.sim.replay.trace import Trace
 
 _SUFFIXES = (".jsonl", ".pt", ".json", ".csv")
+_PACKED = (".gz", ".zst", ".xz")
 _EVALUATION = re.compile(r"(^|[^a-z])eval(uation)?[^a-z]*$", re.IGNORECASE)
 _SHOWN = 3
 
@@ -41,8 +42,10 @@ def dumps_of(folder: Path) -> Dumps:
         if file.suffix in _SUFFIXES and len(parts) > 1:
             named.setdefault(tuple(parts), []).append(file)
     if not named:
+        packed = sorted(file.name for file in folder.iterdir() if file.suffix in _PACKED)
+        instead = f"unpack {packed[0]} and its like" if packed else "name a file"
         raise UserError(
-            f"{folder} is no run folder and holds no numbered dumps such as 12.jsonl or rollout_12.pt; name a file"
+            f"{folder} is no run folder and holds no numbered dumps such as 12.jsonl or rollout_12.pt; {instead}"
         )
     trained = {name: files for name, files in named.items() if not any(map(_EVALUATION.search, name[:-1]))} or named
     plain = trained.get(("", ""))
