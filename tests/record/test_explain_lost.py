@@ -25,16 +25,32 @@ def test_an_engine_that_does_not_answer_held_the_step_up(tmp_path):
     assert (step["step"], step["last"][0]["lost_on"]) == (1, ["engine-1"])
     assert step["last"][0]["lost_s"] == pytest.approx(630)  # its deadline, and that of the abort
     assert 600 < step["lost_s"] <= 630
-    assert (lost["engines"], lost["seconds"]) == (["engine-1"], step["lost_s"])
+    assert (lost["engines"], lost["tail_s"], lost["sync_s"]) == (["engine-1"], step["lost_s"], 0)
     (who,) = [line for line in text.splitlines() if f"The last was {step['last'][0]['rollout']}" in line]
     assert who.endswith("630.00 s of it were calls of engine-1 that nothing came of.")
-    assert f"For {step['lost_s']:,.2f} s of the steps" in text
+    assert f"Batches closed {step['lost_s']:,.2f} s" in text
     first = found["advice"][0]
     assert first["lines"][0] == "[rollout]"
     assert not any("mask" in line for entry in found["advice"] for line in entry["lines"])
     sooner, _ = broken(tmp_path, *mute, "rollout." + first["lines"][1].replace(" ", ""))
     assert sooner["seconds"] < found["seconds"] - 300
     assert "failed" not in sooner["dropped"]["rollouts"]
+
+
+def test_an_engine_that_does_not_answer_a_publish_held_the_weights_up(tmp_path):
+    """As far as it took longer than the others; larger batches, so that there are fewer, are no advice."""
+    beside = ("scheduler.type=async_bounded", "run.placement=disaggregated", "run.deterministic=false")
+    mute = (*beside, 'sim.failures=["mute:1@30"]')
+    found, text = broken(tmp_path, *mute, "rollout.timeout_s=600")
+    lost = found["unanswered"]
+    assert (lost["engines"], lost["tail_s"]) == (["engine-1"], 0)
+    assert lost["sync_s"] == pytest.approx(700)  # the publish had taken 2 s
+    assert "Weights were 700.00 s" in text
+    (first, *others) = found["advice"]
+    assert first["lines"][0] == "[rollout]"
+    assert not any("prompts_per_step" in line for entry in others for line in entry["lines"])
+    sooner, _ = broken(tmp_path, *mute, "rollout." + first["lines"][1].replace(" ", ""))
+    assert sooner["seconds"] < found["seconds"] - 200
 
 
 def test_an_engine_that_died_is_what_to_look_at(tmp_path):
@@ -46,7 +62,7 @@ def test_an_engine_that_died_is_what_to_look_at(tmp_path):
 
 def test_a_run_whose_engines_answer_loses_nothing(tmp_path):
     found, text = broken(tmp_path)
-    assert found["unanswered"] == {"seconds": 0.0, "share": 0.0, "engines": []}
+    assert found["unanswered"] == {"tail_s": 0, "sync_s": 0, "share": 0, "engines": []}
     assert "that nothing came of" not in text
 
 

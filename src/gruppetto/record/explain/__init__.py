@@ -22,7 +22,7 @@ from gruppetto.record.explain.replays import Candidate, candidates, join
 from gruppetto.record.explain.text import to_text as to_text
 from gruppetto.record.explain.timeline import timelines
 from gruppetto.record.explain.trainer import Trainer, measure, section
-from gruppetto.record.explain.unanswered import unanswered
+from gruppetto.record.explain.unanswered import OF_PUBLISHES, held_publishes, unanswered
 
 EXPECTED = (
     "engine_s/total",
@@ -62,7 +62,8 @@ def explain(
     if record.oracle:
         policy = policy.named(ORACLE)
     engine_seconds = sections.engine_seconds(rows, record.config)
-    lost = unanswered(found.values(), total(rows, "time/step_s"))
+    held = held_publishes(record.events(*OF_PUBLISHES), {row["step"] for row in rows})
+    lost = unanswered(found.values(), held, total(rows, "time/step_s"))
     engine_seconds["says"] += lost.words()
     shares = lost.without({entry["cause"]: entry["share"] for entry in engine_seconds["causes"]})
     trainer = measure(rows, shares, record.config.get("run", {}).get("placement"))

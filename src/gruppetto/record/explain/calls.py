@@ -40,14 +40,14 @@ class Calls:
         began = self._open.pop(event.rollout or "", None)
         if began is None:
             return
-        if event.reason != "error" or (event.tokens or 0) > (began.tokens or 0):
+        if event.reason != "error":
             self.answered(event.t - began.t)
-        elif event.t > began.t:
+        elif (event.tokens or 0) <= (began.tokens or 0) and event.t > began.t:
             self._lost.setdefault(event.rollout or "", []).append(Lost(began.t, event.t, began.engine or ""))
             self.longest_lost_s = max(self.longest_lost_s, event.t - began.t)
 
     def answered(self, seconds: float) -> None:
-        """A call came back with something."""
+        """A call came back without an error."""
         self.longest_answered_s = max(self.longest_answered_s, seconds)
 
     def of(self, rollout: str | None) -> list[Lost]:

@@ -66,7 +66,7 @@ class StepTimeline:
     """The engines of these calls."""
     longest_lost_s: float = 0.0
     longest_answered_s: float = 0.0
-    """Of all calls of the run until then that something came of."""
+    """Of all calls of the run until then that ended without an error."""
 
     @property
     def tail_s(self) -> float:

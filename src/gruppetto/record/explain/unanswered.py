@@ -1,60 +1,87 @@
-"""Seconds that rollouts stood on engines which gave nothing back: lost, whatever the meter booked the empty slots as.
+"""Seconds that a run waited for engines which gave nothing back: lost, whatever the meter booked the empty slots as.
 
-Promises: only what the events tell counts (a start, and a stop by an error without a token more than before it); a
-shorter deadline is advised only where one ended such a call, and never one that a call which was answered would miss.
+Promises: only what the events tell counts (a start, and a stop by an error without a token more than before it; a
+publish during which an engine was given up, as far as it took longer than the others); a shorter deadline is advised
+only where one ended such a call, and never one that a call which was answered would miss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from gruppetto.record.explain.advice import Advice
+from gruppetto.record.explain.read import Event
 from gruppetto.record.explain.timeline import StepTimeline
 
 WORTH = 0.05
 """Share of the seconds from which on it is said."""
-PATIENCE, SHORTEST_S = 4, 10.0
+PATIENCE, SHORTEST_S = 2, 10.0
 """A deadline that is advised is so many times the longest call that was answered, and never shorter than this."""
+
+
+class Held(NamedTuple):
+    """A publish during which engines were given up: how much longer than the others it took."""
+
+    step: int
+    took_s: float
+    lost_s: float
+    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unanswered:
-    """What that cost the steps that are explained: seconds by which they closed later, and their share of all."""
+    """What that cost the steps that are explained, in seconds and in shares of all: batches that closed later, which
+    the tail has, and weights that were longer on their way, which sync has."""
 
-    seconds: float = 0.0
-    share: float = 0.0
+    tail_s: float = 0.0
+    sync_s: float = 0.0
+    of_s: float = 1.0
     engines: tuple[str, ...] = ()
     longest_lost_s: float = 0.0
     longest_answered_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return (self.tail_s + self.sync_s) / self.of_s
 
     @property
     def counts(self) -> bool:
         return self.share >= WORTH
 
     def without(self, shares: Mapping[str, float]) -> Mapping[str, float]:
-        """Shares of the engine-seconds, of which the tail is without what is lost: no schedule makes that shorter."""
-        return {**shares, "tail": max(0.0, shares.get("tail", 0.0) - self.share)}
+        """Shares of the engine-seconds without what is lost of them: no schedule makes that shorter."""
+        lost = {"tail": self.tail_s / self.of_s, "sync": self.sync_s / self.of_s}
+        return {**shares, **{cause: max(0.0, shares.get(cause, 0.0) - share) for cause, share in lost.items()}}
 
     def data(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"seconds": self.seconds, "share": self.share, "engines": list(self.engines)}
+        return {"tail_s": self.tail_s, "sync_s": self.sync_s, "share": self.share, "engines": list(self.engines)}
 
     def words(self) -> Iterable[str]:
-        """What a reader of the engine-seconds has to know, whose tail has these."""
-        if self.counts:
+        """What a reader of the engine-seconds has to know."""
+        if not self.counts:
+            return
+        names = _names(self.engines)
+        if self.tail_s:
             yield (
-                f"For {self.seconds:,.2f} s of the steps ({self.share:.0%}) all that they waited for were calls of "
-                f"{_names(self.engines)} that nothing came of: that is in the tail, and no long answer is why."
+                f"Batches closed {self.tail_s:,.2f} s ({self.tail_s / self.of_s:.0%}) later because of calls of "
+                f"{names} that nothing came of: that is in the tail, and no long answer is why."
+            )
+        if self.sync_s:
+            yield (
+                f"Weights were {self.sync_s:,.2f} s ({self.sync_s / self.of_s:.0%}) longer on their way, until {names} "
+                "was given up: that is in sync, and no number of bytes is why."
             )
 
     def advice(self, config: Mapping[str, Any]) -> Iterable[Advice]:
         """A deadline that notices it sooner, where one ended it; else the engine is what to look at."""
         if not self.counts:
             return
-        why = f"{self.share:.0%} of the seconds: calls of {_names(self.engines)} were waited for that nothing came of"
+        why = f"{self.share:.0%} of the seconds: {_names(self.engines)} was waited for and gave nothing back"
         timeout_s = float(config.get("rollout", {}).get("timeout_s") or 0.0)
         enough_s = _rounded_up(max(SHORTEST_S, PATIENCE * self.longest_answered_s))
         if timeout_s and timeout_s <= self.longest_lost_s and enough_s < timeout_s and self.longest_answered_s:
@@ -74,19 +101,43 @@ class Unanswered:
             )
 
 
-def unanswered(steps: Iterable[StepTimeline], seconds: float | None) -> Unanswered:
+def unanswered(timelines: Collection[StepTimeline], held: Sequence[Held], seconds: float | None) -> Unanswered:
     """Of these steps, which took so many seconds together."""
-    hit = [step for step in steps if step.lost_s > 0]
-    if not hit or not seconds:
+    hit = [step for step in timelines if step.lost_s > 0]
+    if not seconds or not (hit or held):
         return Unanswered()
-    lost_s = sum(step.lost_s for step in hit)
+    engines = [*(engine for step in hit for engine in step.lost_on), *(name for one in held for name in one.engines)]
     return Unanswered(
-        seconds=lost_s,
-        share=lost_s / seconds,
-        engines=tuple(dict.fromkeys(engine for step in hit for engine in step.lost_on)),
-        longest_lost_s=max(step.longest_lost_s for step in hit),
-        longest_answered_s=max(step.longest_answered_s for step in hit),
+        tail_s=sum(step.lost_s for step in hit),
+        sync_s=sum(one.lost_s for one in held),
+        of_s=seconds,
+        engines=tuple(dict.fromkeys(engines)),
+        longest_lost_s=max([*(step.longest_lost_s for step in hit), *(one.took_s for one in held)]),
+        longest_answered_s=max((step.longest_answered_s for step in timelines), default=0.0),
     )
+
+
+def held_publishes(events: Iterable[Event], steps: Collection[int]) -> list[Held]:
+    """The publishes of these steps during which engines were given up; `events`: `OF_PUBLISHES`."""
+    begin, given_up = None, list[str]()
+    usual, hit = list[float](), list[tuple[int, float, tuple[str, ...]]]()
+    for event in events:
+        if event.kind == "publish_begin":
+            begin, given_up = event.t, []
+        elif event.kind == "error" and event.engine is not None:
+            given_up.append(event.engine)
+        elif event.kind == "publish_end" and begin is not None:
+            if given_up:
+                hit.append((event.version or 0, event.t - begin, tuple(dict.fromkeys(given_up))))
+            else:
+                usual.append(event.t - begin)
+            begin = None
+    most = median(usual) if usual else 0.0
+    return [Held(step, took_s, max(0.0, took_s - most), names) for step, took_s, names in hit if step in steps]
+
+
+OF_PUBLISHES = ("publish_begin", "publish_end", "error")
+"""Kinds of events that `held_publishes` needs."""
 
 
 def _rounded_up(seconds: float) -> float:
