@@ -53,9 +53,11 @@ def test_shares_of_seconds_are_over_the_steps_that_have_the_whole(run):
 
 def test_length_bias_is_of_the_run_so_far_and_says_so(run):
     bias = {"bias/censors": True, "bias/p99_ratio": 0.1}
+    (run / "config.resolved.json").write_text('{"scheduler": {"type": "tail_batch"}}')
     lines(run / "metrics.jsonl", [metrics(step, **bias) for step in (1, 2, 3)])
     found = explain(run, step=2)
     assert found["bias"]["through_step"] == 2
     assert "Lengths trained on so far (steps 1 to 2) against those of all rollouts" in to_text(found)
     assert "The longest 1 % of answers are trained on so far (steps 1 to 2) at 0.10 of their share" in to_text(found)
+    assert "trained on so far (steps 1 to 2) at 0.10 of their share, because" in found["advice"][0]["why"]
     assert "so far" not in to_text(explain(run)) + to_text(explain(run, step=1))

@@ -131,6 +131,7 @@ def _measured(explanation: Mapping[str, Any], shares: Mapping[str, float], train
         excess=explanation["bound"]["excess"],
         masked=explanation["dropped"]["waste"]["masked_share"] or 0.0,
         p99_ratio=explanation["bias"]["p99_ratio"],
+        so_far=sections.so_far(explanation["steps"]),
         censored=explanation["bias"]["censored"],
         failed=explanation["dropped"]["rollouts"].get("failed", 0),
         shares=shares,

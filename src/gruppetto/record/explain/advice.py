@@ -28,6 +28,8 @@ class Measured:
     excess: float | None = None
     masked: float = 0.0
     p99_ratio: float | None = None
+    so_far: str = ""
+    """Of which steps that is, in words, where it is of more than the others."""
     censored: bool = False
     failed: int = 0
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +81,7 @@ def _bias(measured: Measured, config: Mapping[str, Any]) -> Iterator[Advice]:
     scheduler = config.get("scheduler", {})
     if measured.p99_ratio is None or measured.p99_ratio >= 0.8 or not measured.censored:
         return
-    why = f"the longest 1 % of answers are trained on at {measured.p99_ratio:.2f} of their share"
+    why = f"the longest 1 % of answers are trained on{measured.so_far} at {measured.p99_ratio:.2f} of their share"
     if scheduler.get("over_age") == "drop":
         price = "their old tokens stay in the context without gradient; nothing is censored any more"
         yield Advice(

@@ -238,8 +238,12 @@ def bias(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     found["censored"] = _censored(found)
     found["through_step"] = row["step"]
     found["masked_by_position"] = _masked_by_position(rows)
-    over = "" if rows[0]["step"] == 1 else f" so far (steps 1 to {row['step']})"
-    return found | {"says": list(_bias_words(found, over))}
+    return found | {"says": list(_bias_words(found, so_far([row["step"] for row in rows])))}
+
+
+def so_far(steps: Sequence[int]) -> str:
+    """Which steps the length bias is of, where it is of more than those that are explained."""
+    return "" if steps[0] == 1 else f" so far (steps 1 to {steps[-1]})"
 
 
 def _censored(found: Mapping[str, Any]) -> bool:
