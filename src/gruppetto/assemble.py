@@ -355,6 +355,8 @@ async def _resume(controller: Controller, folder: RunFolder) -> None:
             continue
         await controller.restore(state)
         folder.rewind(state["record"])
+        if controller.stages.chooser is None:  # it says so itself, of the scheduling policy that it begins with
+            controller.stages.loop.carrier.tell_left_over()
         checkpoints.reject(damaged)
         print(f"resumed {path}")
         return

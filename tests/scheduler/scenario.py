@@ -210,6 +210,7 @@ class Run:
         self.weights, self.version, self.publishing = asyncio.Lock(), 0, False
         if state is not None:
             self.loop.load_state(json.loads(state))
+            self.loop.carrier.tell_left_over()
             self.version = self.loop.pool.version
             await self._publish_to(self.fleet, "abort")
         self.recorder.loop = self.loop

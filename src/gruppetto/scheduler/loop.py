@@ -237,7 +237,6 @@ class RolloutLoop:
                 self.calls.score(entry, entry.group.task)
             elif entry.state is RolloutState.WAITING:
                 self.calls.act(entry, entry.group.task)
-        self.carrier.tell_left_over()
 
     async def close(self) -> None:
         """Ends every task of this loop."""
