@@ -6,6 +6,8 @@ from record.run_folder import demo_run, lines, metrics, rollout_rows
 from gruppetto.config.loader import load
 from gruppetto.presets import in_force
 from gruppetto.record.explain import explain, to_text
+from gruppetto.record.explain.read import Event
+from gruppetto.record.explain.unanswered import Held, Unanswered, held_publishes
 from gruppetto.sim.simulate import simulate
 
 SMALL = ("rollout.prompts_per_step=8", "rollout.group_size=4", "engine.count=2", "engine.slots=16", "run.steps=3")
@@ -150,3 +152,30 @@ def test_what_a_dropped_group_waited_for_held_no_step_up(tmp_path):
     found, step = step_of(tmp_path, *timed("g1.0", 0, 95, tokens=9), ended("g1.0", 95, 9), *gone)
     assert (step["turns"], step["lost_s"], step["rollouts"]) == ([], 0, 1)
     assert found["unanswered"]["engines"] == []
+
+
+def published(step, begin, took, **given_up):
+    """A publish, and after how long it gave engines up."""
+    lost = [Event(t=begin + after, kind="error", engine=engine) for engine, after in given_up.items()]
+    return [
+        Event(t=begin, kind="publish_begin"),
+        *sorted(lost, key=lambda event: event.t),
+        Event(t=begin + took, kind="publish_end", version=step),
+    ]
+
+
+def test_a_publish_lost_what_it_took_longer_than_the_others_or_until_an_engine_was_given_up():
+    """One that refuses at once costs a publish nothing, however long that takes; nor does one that fails before it."""
+    early = Event(t=9, kind="error", engine="e2")
+    hit = published(1, 10, 40, e0=30, e1=20)
+    assert held_publishes([early, *hit, *published(2, 60, 5)], {1, 2}) == [Held(1, 40, 35, ("e1", "e0"))]
+    assert held_publishes(hit, {1}) == [Held(1, 40, 30, ("e1", "e0"))]
+    assert held_publishes(published(1, 10, 40, e0=0), {1}) == [Held(1, 40, 0, ("e0",))]
+    assert held_publishes([early, *published(1, 10, 40)], {1}) == []
+
+
+@pytest.mark.parametrize(("engines", "who"), [(("e1",), "e1 was"), (("e2", "e0", "e1"), "e0, e1 and e2 were")])
+def test_engines_are_named_one_or_several(engines, who):
+    lost = Unanswered(tail_s=10.0, sync_s=20.0, of_s=100.0, engines=engines)
+    assert f"until {who} given up" in list(lost.words())[1]
+    assert f": {who} waited for and gave nothing back" in next(iter(lost.advice({}))).why

@@ -1,8 +1,9 @@
 """Seconds that a run waited for engines which gave nothing back: lost, whatever the meter booked the empty slots as.
 
 Promises: only what the events tell counts (a start, and a stop by an error without a token more than before it; a
-publish during which an engine was given up, as far as it took longer than the others); a shorter deadline is advised
-only where one ended such a call, and never one that a call which was answered would miss.
+publish during which an engine was given up, as far as it took longer than the others; where there are no others, until
+then); a shorter deadline is advised only where one ended such a call, and never one that a call which was answered
+would miss.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATIENCE, SHORTEST_S = 2, 10.0
 
 
 class Held(NamedTuple):
-    """A publish during which engines were given up: how much longer than the others it took."""
+    """A publish during which engines were given up, and what that cost of it."""
 
     step: int
     took_s: float
@@ -74,14 +75,15 @@ class Unanswered:
         if self.sync_s:
             yield (
                 f"Weights were {self.sync_s:,.2f} s ({self.sync_s / self.of_s:.0%}) longer on their way, until {names} "
-                "was given up: that is in sync, and no number of bytes is why."
+                f"{_was(self.engines)} given up: that is in sync, and no number of bytes is why."
             )
 
     def advice(self, config: Mapping[str, Any]) -> Iterable[Advice]:
         """A deadline that notices it sooner, where one ended it; else the engine is what to look at."""
         if not self.counts:
             return
-        why = f"{self.share:.0%} of the seconds: {_names(self.engines)} was waited for and gave nothing back"
+        who = f"{_names(self.engines)} {_was(self.engines)}"
+        why = f"{self.share:.0%} of the seconds: {who} waited for and gave nothing back"
         timeout_s = float(config.get("rollout", {}).get("timeout_s") or 0.0)
         enough_s = _rounded_up(max(SHORTEST_S, PATIENCE * self.longest_answered_s))
         if timeout_s and timeout_s <= self.longest_lost_s and enough_s < timeout_s and self.longest_answered_s:
@@ -119,21 +121,24 @@ def unanswered(timelines: Collection[StepTimeline], held: Sequence[Held], second
 
 def held_publishes(events: Iterable[Event], steps: Collection[int]) -> list[Held]:
     """The publishes of these steps during which engines were given up; `events`: `OF_PUBLISHES`."""
-    begin, given_up = None, list[str]()
-    usual, hit = list[float](), list[tuple[int, float, tuple[str, ...]]]()
+    begin, given_up = None, dict[str, float]()
+    usual, hit = list[float](), list[tuple[int, float, dict[str, float]]]()
     for event in events:
         if event.kind == "publish_begin":
-            begin, given_up = event.t, []
-        elif event.kind == "error" and event.engine is not None:
-            given_up.append(event.engine)
+            begin, given_up = event.t, {}
+        elif event.kind == "error" and event.engine is not None and begin is not None:
+            given_up[event.engine] = event.t - begin
         elif event.kind == "publish_end" and begin is not None:
             if given_up:
-                hit.append((event.version or 0, event.t - begin, tuple(dict.fromkeys(given_up))))
+                hit.append((event.version or 0, event.t - begin, given_up))
             else:
                 usual.append(event.t - begin)
             begin = None
-    most = median(usual) if usual else 0.0
-    return [Held(step, took_s, max(0.0, took_s - most), names) for step, took_s, names in hit if step in steps]
+    return [
+        Held(step, took_s, max(0.0, took_s - median(usual)) if usual else max(until.values()), tuple(until))
+        for step, took_s, until in hit
+        if step in steps
+    ]
 
 
 OF_PUBLISHES = ("publish_begin", "publish_end", "error")
@@ -149,3 +154,7 @@ def _rounded_up(seconds: float) -> float:
 def _names(engines: Iterable[str]) -> str:
     *others, last = sorted(engines)
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def _was(engines: Collection[str]) -> str:
+    return "was" if len(engines) == 1 else "were"
