@@ -52,5 +52,28 @@ def test_the_rule_is_that_of_every_j(groups, newer, committed, k):
     spare = [
         view.num_ready_behind(a) + max(0, (j + 1) * n - view.num_behind(a) - committed) for j, a in enumerate(ages)
     ]
-    assert rule.may_close(view) == closes
+    supposed = all(view.num_behind(age) + committed <= (j + 1) * n for j, age in enumerate(ages))
+    if supposed and not view.num_behind(ages[0] - 1):
+        assert rule.may_close(view) == closes
     assert rule.may_commit(view) == min([places, view.num_ready, *spare[:k]])
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=20),
+    committed=st.integers(0, 3),
+    k=st.integers(0, 4),
+)
+def test_what_another_policy_left_is_waited_for_as_far_as_it_has_a_place(groups, committed, k):
+    """Too old: not at all, though it takes places. Of those due, as many as the batches until then have no place for,
+    or as this batch has."""
+    view = Groups(groups, 4, committed)
+    rule, n = Freshness(k, "wait"), view.batch_groups
+    fresh = [group for group in groups if group[0] >= 4 - k]
+    places = max(0, n - committed - sum(ready for oldest, ready in groups if oldest < 4 - k))
+    closes = True
+    for j in range(k + 1):
+        due = [ready for oldest, ready in fresh if oldest <= 4 - k + j]
+        closes = closes and sum(due) >= min(places, len(due) - j * n)
+    assert rule.may_close(view) == closes
+    assert rule.left_over(view) == len(groups) - len(fresh)
+    assert rule.may_close(Groups([(oldest, True) for oldest, _ in groups], 4, committed))  # nobody waits for ever

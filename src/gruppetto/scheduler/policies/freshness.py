@@ -35,7 +35,8 @@ class Freshness:
         if self.max_staleness is None or self.over_age != "wait":
             return True
         oldest_allowed = view.version - self.max_staleness
-        late, late_ready = self.left_over(view), view.num_ready_behind(oldest_allowed - 1)
+        late = self.left_over(view)
+        late_ready = view.num_ready_behind(oldest_allowed - 1) if late else 0
         places = max(0, view.batch_groups - view.num_committed - late_ready)
         return all(
             view.num_ready_behind(oldest_allowed + j) - late_ready
@@ -47,7 +48,8 @@ class Freshness:
         """Groups with tokens that are too old to be trained on, though this policy waits so that there are none."""
         if self.max_staleness is None or self.over_age != "wait":
             return 0
-        return view.num_behind(view.version - self.max_staleness - 1)
+        too_old = view.version - self.max_staleness - 1
+        return view.num_behind(too_old) if too_old >= 0 else 0
 
     def may_commit(self, view: PoolView) -> int:
         """How many ready groups, oldest first, may have their place in the next batch already now.
