@@ -54,6 +54,17 @@ def test_what_may_change_something_is_run(tmp_path, entry):
     assert main(["simulate", "sim/reasoning-32k", *SMALL, "--compare", entry, f"run.dir={tmp_path}"]) == 0
 
 
+def test_what_changed_nothing_in_a_run_is_no_reason_not_to_replay_it(tmp_path, capsys):
+    """Nobody can leave it out there; what the command line adds is looked at as ever."""
+    told = [*SMALL, f"run.dir={tmp_path}", "scheduler.type=sync", "scheduler.max_staleness=3"]
+    run = simulate(load(["sim/reasoning-32k"], told))
+    replay = ["replay", str(run), "--compare", "partial"]
+    assert main([*replay, "scheduler.finish_first=true"]) == 0
+    assert main([*replay, "scheduler.max_parked_steps=2"]) == 2
+    (*_, line) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: scheduler.max_parked_steps = 2 has no use where")
+
+
 def test_lengths_that_a_later_workload_replaces_are_no_mistake(tmp_path):
     both, lengths = tmp_path / "both.toml", tmp_path / "lengths.toml"
     both.write_text('[sim]\nworkload = "lengths"\n[sim.lengths]\ncv = 2.0\n')

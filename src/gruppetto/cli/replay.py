@@ -111,6 +111,7 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
     from gruppetto.config.toml import value_text
     from gruppetto.sim.anew import refuse_source, refuse_taken
     from gruppetto.sim.compare import OF_THE_RECORD
+    from gruppetto.sim.replay.again import AS_RUN
     from gruppetto.sim.unread import refuse_unread
 
     loaded = replay.config(name, files, _beneath(name, overrides))
@@ -119,7 +120,7 @@ def _config(replay: Replay, name: str, files: list[str], overrides: list[str]) -
             said = f"{key} = {value_text(loaded.values()[key])} ({COMMAND_LINE})"
             raise UserError(f"{said}: the rollouts of a replay are those of {replay.trace.path}; leave it out")
     refuse_unread(loaded)
-    refuse_scheduler(loaded.config)
+    refuse_scheduler(loaded.config, ran=replay.config(AS_RUN).config if name == AS_RUN else None)
     refuse_name(loaded.config)
     target = Path(loaded.config.run.dir) / loaded.config.run.name
     refuse_source(target, replay.trace.path)

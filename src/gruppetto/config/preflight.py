@@ -48,9 +48,11 @@ def preflight(config: Config, origins: Mapping[str, str]) -> None:
     )
 
 
-def refuse_scheduler(config: Config) -> None:
-    """Raises `UserError` with one line for each setting of [scheduler] that does not go with the others."""
-    _refuse(list(scheduler_problems(config)))
+def refuse_scheduler(config: Config, ran: Config | None = None) -> None:
+    """Raises `UserError` with one line for each setting of [scheduler] that does not go with the others. `ran`: what a
+    run that is replayed had; its settings without an effect had none then either, and nobody can leave them out."""
+    told = set() if ran is None else set(scheduler_problems(ran))
+    _refuse([line for line in scheduler_problems(config) if line not in told])
 
 
 def refuse_changes(folder: Path, resolved: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from gruppetto.sim.replay.launched import launched
 from gruppetto.sim.replay.prices import Prices, Row, fit_prices, starts_of
 from gruppetto.sim.replay.read import is_run_folder, read_trace
 from gruppetto.sim.replay.ready import PROMPT_TOKENS, made_ready, not_told, size_words, usual_size
-from gruppetto.sim.replay.running import ORACLE
+from gruppetto.sim.replay.running import ORACLE, replayed
 from gruppetto.sim.replay.trace import ROUNDED_S, Trace
 from gruppetto.sim.simulate import workload_of
 
@@ -91,7 +91,7 @@ class Replay:
             low, high = Path(folder) / "below.toml", Path(folder) / "above.toml"
             low.write_text(_toml({**self.below, **own}))
             high.write_text(_toml(above))
-            said = f"{self.trace.path} (replayed)"
+            said = replayed(self.trace.path)
             try:
                 loaded = load([low, *files, high], [*chosen, *overrides])
             except UserError as error:
