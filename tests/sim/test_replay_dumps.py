@@ -57,7 +57,7 @@ def test_evaluations_beside_dumps_are_left_out_and_that_is_said(tmp_path, name):
     trace = read_trace(tmp_path)
     assert len(trace.rollouts) == 16
     first, second = name.format("eval_3"), name.format("eval_4")
-    assert f"what {first}, {second} hold, which are called otherwise than the dumps that are read" in trace.missing
+    assert f"the contents of {first}, {second} (called otherwise than the dumps that are read)" in trace.missing
 
 
 @pytest.mark.parametrize(

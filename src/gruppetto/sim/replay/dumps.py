@@ -105,4 +105,4 @@ def _left_out(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"what {', '.join(names[:_SHOWN])}{more} hold, which are called otherwise than the dumps that are read"]
+    return [f"the contents of {', '.join(names[:_SHOWN])}{more} (called otherwise than the dumps that are read)"]
