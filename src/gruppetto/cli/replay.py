@@ -169,6 +169,8 @@ def _what_is_run(config: Config) -> tuple[str, ...]:
 
 def _what_is_free(config: Config) -> Iterator[str]:
     """What takes no time here and may take some elsewhere, and how it is priced."""
+    from gruppetto.record.explain.read import listed
+
     sim = config.sim
     prices = {
         "prefill (on resuming, too)": ("sim.prefill_token_s", sim.prefill_token_s),
@@ -179,16 +181,11 @@ def _what_is_free(config: Config) -> Iterator[str]:
     free = {what: key for what, (key, price) in prices.items() if not price}
     keys, words = list(free.values()), []
     if free:
-        words.append(f"no time is taken by {_listed(list(free))}")
+        words.append(f"no time is taken by {listed(list(free))}")
     if not sim.kv_tokens:
         words, keys = [*words, "KV has no limit"], [*keys, "sim.kv_tokens"]
     if words:
-        yield f"{', '.join(words)}: {_listed(keys)} {'set them' if len(keys) > 1 else 'sets it'}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """One, another and a third."""
-    return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + list(names[-1:]))
+        yield f"{', '.join(words)}: {listed(keys)} {'set them' if len(keys) > 1 else 'sets it'}"
 
 
 def _columns(texts: list[str]) -> dict[str, str]:

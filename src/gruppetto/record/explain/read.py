@@ -165,7 +165,13 @@ def step_words(steps: Iterable[int]) -> str:
     parts = [part for span in spans for part in _span(span)]
     if len(found) < 2:
         return f"step {parts[0]}" if parts else "no step"
-    return f"steps {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"steps {parts[0]}"
+    return f"steps {listed(parts)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`one`, `one and another`, `one, another and a third`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _span(steps: Sequence[int]) -> list[str]:

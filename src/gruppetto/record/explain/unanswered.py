@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from gruppetto.record.explain.advice import Advice
-from gruppetto.record.explain.read import Event
+from gruppetto.record.explain.read import Event, listed
 from gruppetto.record.explain.timeline import StepTimeline
 
 WORTH = 0.05
@@ -66,7 +66,7 @@ class Unanswered:
         """What a reader of the engine-seconds has to know."""
         if not self.counts:
             return
-        names = _names(self.engines)
+        names = listed(sorted(self.engines))
         if self.tail_s:
             yield (
                 f"Batches closed {self.tail_s:,.2f} s ({self.tail_s / self.of_s:.0%}) later because of calls of "
@@ -82,7 +82,7 @@ class Unanswered:
         """A deadline that notices it sooner, where one ended it; else the engine is what to look at."""
         if not self.counts:
             return
-        who = f"{_names(self.engines)} {_was(self.engines)}"
+        who = f"{listed(sorted(self.engines))} {_was(self.engines)}"
         why = f"{self.share:.0%} of the seconds: {who} waited for and gave nothing back"
         timeout_s = float(config.get("rollout", {}).get("timeout_s") or 0.0)
         enough_s = _rounded_up(max(SHORTEST_S, PATIENCE * self.longest_answered_s))
@@ -149,11 +149,6 @@ def _rounded_up(seconds: float) -> float:
     """To two digits."""
     unit = 10.0 ** (floor(log10(seconds)) - 1)
     return ceil(seconds / unit - 1e-9) * unit
-
-
-def _names(engines: Iterable[str]) -> str:
-    *others, last = sorted(engines)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _was(engines: Collection[str]) -> str:
