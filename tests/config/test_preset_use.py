@@ -8,11 +8,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gruppetto.cli import config as config_page
 from gruppetto.cli import replay
-from gruppetto.config.loader import load, recipes
+from gruppetto.config.loader import Loaded, load, recipes
 from gruppetto.config.preflight import refuse_scheduler
 from gruppetto.config.preset_use import scheduler_problems
 from gruppetto.config.schema import Config
@@ -205,12 +206,16 @@ DRAWN = st.dictionaries(st.sampled_from([*VALUES]), st.integers(0, 8), max_size=
 )
 
 
-def lines_of(written):
+def config_of(written):
     tables = {"scheduler": {}, "run": {}}
     for key, value in written.items():
         table, _, name = key.partition(".")
         tables[table][name] = value
-    return list(scheduler_problems(Config.model_validate(tables)))
+    return Config.model_validate(tables)
+
+
+def lines_of(written):
+    return list(scheduler_problems(config_of(written)))
 
 
 def ways(line):
@@ -257,6 +262,28 @@ def test_doing_so_again_and_again_ends_in_a_run(written):
         written = following(written, found[read[lines[0]] % len(found)])  # who meets it again takes the other way
         read[lines[0]] += 1
     raise AssertionError(f"{start} ends nowhere: {written}, {lines}")
+
+
+def meant_by(written):
+    """What `gruppetto config` prints beside these settings."""
+    return config_page._of_the_preset(Loaded(config_of(written), {}, ""))
+
+
+@settings(max_examples=200)
+@given(DRAWN)
+@example({"scheduler.type": "partial", "scheduler.depth": 1.0, "scheduler.max_staleness": 1})
+@example({"scheduler.type": "layered", "scheduler.depth": 1.0, "scheduler.max_staleness": 1})
+def test_what_config_prints_can_be_written_out(written):
+    if not lines_of(written):
+        assert lines_of(written | meant_by(written)) == []
+
+
+def test_config_prints_what_a_preset_means():
+    beside = {"run.placement": "disaggregated"}
+    assert meant_by({"scheduler.type": "windowed", **beside})["scheduler.max_staleness"] == 1
+    assert meant_by({"scheduler.type": "partial", "scheduler.max_staleness": 1})["scheduler.over_age"] == "mask"
+    assert meant_by({"scheduler.type": "layered"})["scheduler.order"] == "probe_then_longest"
+    assert meant_by({"scheduler.type": "auto"}) == {}
 
 
 # -- what the project writes or suggests by itself ---------------------------------------------------------------------

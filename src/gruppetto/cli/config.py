@@ -62,16 +62,20 @@ def _print_values(loaded: Loaded, *, as_json: bool) -> None:
 
 
 def _of_the_preset(loaded: Loaded) -> dict[str, Any]:
-    """What the scheduler's settings that nobody has written mean. `auto` chooses them as it goes."""
+    """What the scheduler's settings that nobody has written mean, without those that would be refused if they were
+    written out: that of `partial` about age, where it has no bound. `auto` chooses them as it goes."""
+    from gruppetto.config.preset_use import scheduler_problems
     from gruppetto.presets import choices
 
-    section = loaded.config.scheduler
-    if section.type == "auto":
-        return {}
-    meant = choices(section)
-    if meant.get("max_staleness") is None and meant["over_age"] != "wait":
-        del meant["over_age"]  # with no bound nothing is over age, and written out it would be refused
-    return {f"scheduler.{name}": value for name, value in meant.items() if getattr(section, name) is None}
+    config, section = loaded.config, loaded.config.scheduler
+    meant: dict[str, Any] = {}
+    for name, value in choices(section).items() if section.type != "auto" else ():
+        written = section.model_copy(update={**meant, name: value})
+        if getattr(section, name) is None and not any(
+            scheduler_problems(config.model_copy(update={"scheduler": written}))
+        ):
+            meant[name] = value
+    return {f"scheduler.{name}": value for name, value in meant.items()}
 
 
 def _print_diff(settings: list[str], *, as_json: bool) -> None:
