@@ -100,8 +100,8 @@ def step_of(tmp_path, *events, rows=(), close=100.0):
 
 
 def test_only_calls_without_a_token_are_lost_and_only_what_they_cost(tmp_path):
-    """g1.1 would have ended after 40 s without its first call, when g1.0 still ran; what broke off with tokens counts
-    as answered."""
+    """g1.1 would have ended after 40 s without its first call, when g1.0 still ran; a call that broke off with tokens
+    is not lost."""
     first, again = timed("g1.1", 0, 60, reason="error"), timed("g1.1", 60, 100, tokens=9)
     other, part = timed("g1.0", 40, 70, tokens=8, before=3), timed("g1.0", 0, 40, tokens=3, reason="error")
     ends = [ended("g1.0", 70, 8), ended("g1.1", 100, 9)]

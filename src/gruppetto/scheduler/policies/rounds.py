@@ -52,8 +52,8 @@ class Rounds(Protocol):
         ...
 
 
-def _left_over(view: PoolView, missing: int) -> Launch | None:
-    """Prompts that another policy has put off, where nothing is: they come first."""
+def _put_off(view: PoolView, missing: int) -> Launch | None:
+    """For rules that put no prompt off: those that another policy has left come first."""
     return Launch(min(missing, view.num_deferred), long=True) if view.num_deferred else None
 
 
@@ -76,7 +76,7 @@ class Continuous:
         if missing <= 0 or (view.exhausted and not view.num_deferred):
             return ()
         if self.max_defer is None:
-            return (_left_over(view, missing) or Launch(missing),)
+            return (_put_off(view, missing) or Launch(missing),)
         if self._long_is_due(view):
             return (Launch(min(missing, max(1, view.batch_groups - view.num_long)), long=True),)
         return (Launch(missing, defer_above=view.defer_above),)
@@ -166,7 +166,7 @@ class Frozen:
             return ()
         at_a_time = math.ceil(self.over_prompts * view.batch_groups / self.rounds - 1e-9)
         missing = min(unlaunched, max(at_a_time - view.num_live, -(-_room(view) // view.group_size)))
-        return (_left_over(view, missing) or Launch(missing),) if missing > 0 else ()
+        return (_put_off(view, missing) or Launch(missing),) if missing > 0 else ()
 
     def complete(self, view: PoolView) -> bool:
         return view.num_ready + view.num_committed >= view.batch_groups
