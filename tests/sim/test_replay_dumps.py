@@ -49,14 +49,15 @@ def test_one_dump_alone_has_the_last_number_of_its_name(tmp_path):
     assert [r.step for r in read_trace(tmp_path).rollouts] == [12]
 
 
-@pytest.mark.parametrize("name", ["{}.json", "rollout_{}.json"])
-def test_evaluations_beside_dumps_are_left_out_and_that_is_said(tmp_path, name):
+@pytest.mark.parametrize("name", ["{}.json", "rollout_{}.json", "of-eval-model_{}.json", "{}_samples.json"])
+@pytest.mark.parametrize("called", ["eval_{}", "{}_eval", "evaluation{}", "{}.eval_of_all"])
+def test_evaluations_beside_dumps_are_left_out_and_that_is_said(tmp_path, name, called):
     for step in (3, 4):
         slime(tmp_path / name.format(step), step, samples())
-        slime(tmp_path / name.format(f"eval_{step}"), step, samples(4))
+        slime(tmp_path / name.format(called.format(step)), step, samples(4))
     trace = read_trace(tmp_path)
     assert len(trace.rollouts) == 16
-    first, second = name.format("eval_3"), name.format("eval_4")
+    first, second = (name.format(called.format(step)) for step in (3, 4))
     assert f"the contents of {first}, {second} (called otherwise than the dumps that are read)" in trace.missing
 
 

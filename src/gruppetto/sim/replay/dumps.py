@@ -1,7 +1,7 @@
 """A folder of dumps, one a step, as one trace: which files they are and how they are put together.
 
 Dumps are called by one number, with or without text around it that is the same in all: 3.jsonl, rollout_3.pt,
-step_3_samples.csv. Files of other names beside such (evaluations: rollout_eval_3.pt) are left out, and
+step_3_samples.csv. Files of other names beside such (evaluations: rollout_eval_3.pt, step_3_eval.csv) are left out, and
 `Trace.missing` names them.
 """
 
@@ -19,7 +19,8 @@ from gruppetto.sim.replay.trace import Trace
 
 _SUFFIXES = (".jsonl", ".pt", ".json", ".csv")
 _PACKED = (".gz", ".zst", ".xz")
-_EVALUATION = re.compile(r"(^|[^a-z])eval(uation)?[^a-z]*$", re.IGNORECASE)
+_EVALUATION = re.compile(r"(^|[^a-z])eval(uation)?[^a-z]*(#|$)|#[^a-z]*eval(uation)?([^a-z]|$)", re.IGNORECASE)
+"""The word stands beside a number (`#`), or at the end; elsewhere it may be part of what a run is called."""
 _SHOWN = 3
 
 Name = tuple[str, ...]
@@ -47,7 +48,7 @@ def dumps_of(folder: Path) -> Dumps:
         raise UserError(
             f"{folder} is no run folder and holds no numbered dumps such as 12.jsonl or rollout_12.pt; {instead}"
         )
-    trained = {name: files for name, files in named.items() if not any(map(_EVALUATION.search, name[:-1]))} or named
+    trained = {name: files for name, files in named.items() if not _EVALUATION.search("#".join(name))} or named
     plain = trained.get(("", ""))
     chosen = plain if plain is not None else next(iter(trained.values()))
     if plain is None and len(trained) > 1:
