@@ -58,7 +58,7 @@ def test_one_batch_size_does_not_tell_what_a_row_costs_but_an_evaluation_does():
 def test_where_seconds_between_steps_are_in_the_price_it_says_what_is_not_to_be_compared(count, made_up):
     rows = [step(1, {8: 50}), step(2, {2: 40})]
     found = fit_prices(rows, CONFIG | {"engine": {"count": count, "slots": 8}}, [Start(0, 0)])
-    said = [words for words in found.words if words.startswith("excess, rho and idle of what was measured are of the")]
+    said = [words for words in found.words if words.startswith("excess, rho and idle of replays count the seconds")]
     assert bool(said) is made_up
     assert (found.sim["decode_base_s"] > 0.0105) is made_up
 

@@ -175,9 +175,8 @@ def _words(sim: Mapping[str, float], between: float, error: float, row: float) -
     yield f"decode step, fitted to the record: {sim['decode_base_s'] * 1e3:.4g} ms{beside}{rows}; error {error:.0%}"
     if between > SAID * sim["decode_base_s"]:
         yield (
-            "excess, rho and idle of what was measured are of the engine's own seconds, those of replays have the ones "
-            "between steps in decode and in the bound: compare these among replays, and only seconds and tokens with "
-            "what was measured"
+            "excess, rho and idle of replays count the seconds between steps as decoding, those of what was measured "
+            "do not: compare these among replays only"
         )
     yield (
         f"prefill {sim['prefill_token_s'] * 1e3:.3g} ms a token, trainer {sim['train_token_s'] * 1e3:.3g} ms a token, "
