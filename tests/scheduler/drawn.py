@@ -170,7 +170,6 @@ def changes(draw, **mishaps):
     policies = draw(st.lists(of(scenario.colocated), min_size=1, max_size=3))
     versions = sorted(draw(st.integers(1, 8)) for _ in policies)
     every = [scenario.policy, *policies]
-    assume(not any(policy.placing.own_version for policy in every))
     throws = {isinstance(policy.rounds, ShortLong) for policy in every if policy.unfinished == "drop"}
     assume(len(throws) < 2)  # the account of tasks could not tell who has thrown a group away
     return replace(scenario, then=tuple(zip(versions, policies, strict=True)), laid_out=True)
