@@ -46,7 +46,7 @@ class Foreknown:
 
     def thinned(self, times: int) -> Foreknown:
         """For a run so many times smaller."""
-        return replace(self, deferred=self.deferred[times // 2 :: times])
+        return replace(self, deferred=self.deferred[times - 1 :: times])
 
 
 def foreknown(loop: RolloutLoop) -> Foreknown | None:
