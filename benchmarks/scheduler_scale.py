@@ -4,7 +4,7 @@
 
 Everything is one core's CPU time of the code that also trains, on virtual time over simulated stages.
 step_8192x64.cpu_s: one step of 8,192 rollouts on 64 engines, with training, record and run folder (best of 3); bar
-1.5 s. turns_8192x10.cpu_s: the same rollouts with 10 turns of a tool each; bar 10 s.
+1.5 s. turns_8192x10.cpu_s: the same rollouts with 10 turns of a tool each (best of 3); bar 10 s.
 rollouts_131072x1024.cpu_s: 131,072 rollouts on 1,024 engines; bar 30 s.
 decide_us_per_event.<rollouts in the pool>: CPU inside `decide` over the rollouts that came back.
 bytes_per_live_rollout: what Python holds for one that is on an engine, by tracemalloc (simulated tokens weigh nothing);
@@ -172,8 +172,9 @@ def bytes_per_rollout(preset: str, rollouts: int = 8192, engines: int = 64) -> i
 
 def measure(preset: str, quick: bool) -> dict[str, Any]:
     """All figures; the long ones are left out where `quick`."""
-    figures: dict[str, Any] = {"step_8192x64": {"cpu_s": step(preset, 8192, 64, repeats=1 if quick else 3)}}
-    figures["turns_8192x10"] = {"cpu_s": step(preset, 8192, 64, turns=10)}
+    repeats = 1 if quick else 3
+    figures: dict[str, Any] = {"step_8192x64": {"cpu_s": step(preset, 8192, 64, repeats=repeats)}}
+    figures["turns_8192x10"] = {"cpu_s": step(preset, 8192, 64, turns=10, repeats=repeats)}
     figures["bytes_per_live_rollout"] = bytes_per_rollout(preset)
     figures["decide_us_per_event"] = {str(n): decide_us(preset, n) for n in POOLS[: 2 if quick else None]}
     if not quick:

@@ -190,7 +190,7 @@ def _masks(freshness: Freshness | None, sample: Sample, prompt: int, version: in
 def _count_rollout(counted: _Tokens, entry: RolloutEntry, masks: Callable[[int, int], bool], version: int) -> None:
     begin = made = 0
     for segment in entry.segments:
-        count = len(segment)
+        count = len(segment.token_ids)
         if segment.kind is TokenKind.MODEL and count:
             if masks(begin, segment.version):
                 counted.masked += count
@@ -373,9 +373,10 @@ def _by_version(entry: RolloutEntry) -> list[list[int]]:
     """[version, model tokens] of each run of tokens made under one version, however many calls made it."""
     runs: list[list[int]] = []
     for segment in entry.segments:
-        if segment.kind is TokenKind.MODEL and len(segment):
+        count = len(segment.token_ids)
+        if segment.kind is TokenKind.MODEL and count:
             if runs and runs[-1][0] == segment.version:
-                runs[-1][1] += len(segment)
+                runs[-1][1] += count
             else:
-                runs.append([segment.version, len(segment)])
+                runs.append([segment.version, count])
     return runs

@@ -74,6 +74,7 @@ def _check_group(scenario, group):
     assert len(usable) >= 2
     assert len(usable) <= scenario.group_size
     for member in group.members:
+        assert member.context == group.prompt + sum(map(len, member.segments))
         if member.score is not None and member.score.reward is not None:
             assert member.failure is None
             assert member.tokens == scenario.expected_tokens(member)

@@ -36,6 +36,7 @@ def test_what_is_held_fits_beside_what_runs(sizes, moves):
             left = [name for name in left if name != entry.id]
         else:
             entry.tokens += more
+            entry.context += more
             gone = seating.rise(entry, keeps_kv=keeps)
             left += [entry.id] * keeps
         assert [e.id for e in gone] == left[: len(gone)]  # the longest held first

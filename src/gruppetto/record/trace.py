@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _RUN = 1
 _TRAIN, _PUBLISH, _MARKS = 1, 2, 3
 _COUNT_EVERY_S = 1e-3
 _READ_BYTES = 1 << 18
+_SHOWN = re.compile(rb'"kind":"(?:start|stop|ready|close|drop|train_|publish_|eval|error)').search
+"""Of a line: whether it may change the trace. Half of a long run's events do not, and are not decoded."""
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -224,4 +227,7 @@ def _read(path: Path, skip: int) -> Iterator[_Event]:
         while lines := file.readlines(_READ_BYTES):
             if not lines[-1].endswith(b"\n"):
                 lines.pop()
-            yield from decoder.decode_lines(b"".join(lines))
+            shown = [line for line in lines if _SHOWN(line)]
+            if lines and lines[-1] not in shown[-1:]:  # where the run ends, what is open ends
+                shown.append(lines[-1])
+            yield from decoder.decode_lines(b"".join(shown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gruppetto.types import DropReason
 
@@ -22,8 +23,7 @@ class Launch:
     defer_above: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Run a queued or parked rollout on an engine; a parked one goes on from its tokens.
 
     `chunk`: it comes back after that many model tokens, unless it ends before; None = it runs to its end.

@@ -13,7 +13,7 @@ from gruppetto.types import DropReason, FinishReason, RolloutState, Score, Segme
 
 @dataclass(slots=True, eq=False)
 class RolloutEntry:
-    """One live rollout. `tokens` counts what the model made, `context` everything after the prompt too."""
+    """One live rollout. `tokens` counts what the model made."""
 
     id: str
     group: GroupEntry
@@ -50,15 +50,14 @@ class RolloutEntry:
     """Tokens that it was believed to make still when it last started; 0 while it does not run."""
     reserved: int = 0
     """KV tokens that its engine keeps for it: while it runs all it may come to need, afterwards what it left there."""
+    group_id: int = field(init=False)
+    context: int = field(init=False)
+    """Tokens an engine must hold to go on with it: the prompt's, `tokens` and `others`."""
 
-    @property
-    def group_id(self) -> int:
-        return self.group.id
-
-    @property
-    def context(self) -> int:
-        """Tokens an engine must hold to go on with it."""
-        return self.group.prompt + self.tokens + self.others
+    def __post_init__(self) -> None:
+        self.group_id, self.context = self.group.id, self.group.prompt
+        if made := self.tokens + self.others:  # else all of a group have the prompt's number itself
+            self.context += made
 
 
 @dataclass(slots=True, eq=False)

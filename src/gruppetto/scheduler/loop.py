@@ -347,16 +347,16 @@ class RolloutLoop:
     def _note(self) -> None:
         pool, free, placing = self.pool, self.pool.seating.free_slots, self.policy.placing
         counted = placing.count_kv and not placing.own_version and pool.seating.knows_kv
-        busy = pool.num_queued + pool.num_running + pool.num_waiting + self.calls.scoring
+        queued, scoring = pool.num_queued, self.calls.scoring
         self.meter.note(
-            pool.num_queued,
+            queued,
             running=pool.num_running,
             free_slots=free,
-            kv_blocked=pool.num_queued > 0 and free > 0 and (counted or pool.seating.short_of_kv),
+            kv_blocked=queued > 0 and free > 0 and (counted or pool.seating.short_of_kv),
             waiting=pool.num_waiting,
-            scoring=self.calls.scoring,
+            scoring=scoring,
             training=pool.training,
-            starved=pool.training and not busy,
+            starved=pool.training and not queued + pool.num_running + pool.num_waiting + scoring,
             behind=pool.training and pool.num_ready >= pool.batch_groups,
         )
 

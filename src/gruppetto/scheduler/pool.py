@@ -79,10 +79,11 @@ class Pool(PoolState):
         """Books what an engine made, or a tool answered, for a rollout that runs or waits for it."""
         entry = self._expect(rollout, State.RUNNING, State.WAITING)
         for segment in segments:
-            count = len(segment)
+            count = len(segment.token_ids)
             if not count:
                 continue
             entry.segments.append(segment)
+            entry.context += count
             if segment.kind is TokenKind.MODEL:
                 self._book(entry, count, segment.version)
             else:

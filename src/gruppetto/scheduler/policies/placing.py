@@ -184,7 +184,8 @@ class Placing:
         """KV tokens it may come to hold before it comes back."""
         if self.chunk is not None:
             return rollout.context + min(self.chunk, max(1, view.max_tokens - rollout.tokens))
-        expected = view.lengths.mean if view.lengths else view.max_tokens / 4
+        lengths = view.lengths
+        expected = lengths.mean if lengths else view.max_tokens / 4
         return rollout.context + max(1, int(expected) - rollout.tokens)
 
     def fits(self, view: PoolView, seat: EngineView, rollout: RolloutView, taken: int, *, own: bool) -> bool:

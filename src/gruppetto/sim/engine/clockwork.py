@@ -290,8 +290,8 @@ class Clockwork:
 
     def _evict(self, more: int) -> None:
         """Idle KV gives way to what the rows hold and `more` tokens."""
-        room = self.model.kv_capacity - self.kv + self.prompts.spared - more
-        if self.model.kv_capacity and self.idle.total > room:
+        capacity = self.model.kv_capacity
+        if capacity and self.idle.total > (room := capacity - self.kv + self.prompts.spared - more):
             self.idle.shrink(room)
 
     def _in_block(self, row: Row) -> bool:

@@ -67,6 +67,7 @@ class SimEngine(Engine):
         self._entering: list[Row] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = NEVER
         self._turn_due: asyncio.Handle | None = None
         self._update: int | None = None
         self._paused = False
@@ -290,7 +291,7 @@ class SimEngine(Engine):
             self._turn_due = None
         if self._dead is not None:
             return
-        now, work = self._clock().time(), self._clockwork
+        now, work = (self._loop or self._clock()).time(), self._clockwork
         work.run(now)
         if work.out:
             self._deliver()
@@ -315,12 +316,12 @@ class SimEngine(Engine):
     def _schedule(self) -> None:
         due = NEVER if self._dead is not None else self._clockwork.next_due
         if self._timer is not None:
-            if self._timer.when() == due:
+            if self._timer_due == due:
                 return
             self._timer.cancel()
             self._timer = None
         if due < NEVER:
-            self._timer = self._clock().call_at(due, self._on_timer)
+            self._timer, self._timer_due = (self._loop or self._clock()).call_at(due, self._on_timer), due
 
     def _on_timer(self) -> None:
         self._timer = None
