@@ -297,17 +297,27 @@ class Run:
             await self._publish_to(serving, "abort")
 
     async def _publish_to(self, engines, mode):
+        """All are paused before any has new weights, and all have them before any goes on, as in a real run."""
         await asyncio.sleep(self.scenario.publish_s)
-        for engine in engines:
-            try:
-                async with asyncio.timeout(20):
-                    await engine.pause(mode)
-                    await engine.begin_update(self.version)
-                    await engine.commit_update(self.version, 0)
-                    await engine.resume()
-                    self.loop.pool.seating[engine.name].version = self.version
-            except (EngineError, TimeoutError) as error:
-                self.loop.engine_lost(engine.name, str(error))
+        paused = [engine for engine in engines if await self._answers(engine, engine.pause(mode))]
+        renewed = [engine for engine in paused if await self._answers(engine, self._renew(engine))]
+        for engine in renewed:
+            if await self._answers(engine, engine.resume()):
+                self.loop.pool.seating[engine.name].version = self.version
+
+    async def _renew(self, engine):
+        await engine.begin_update(self.version)
+        await engine.commit_update(self.version, 0)
+
+    async def _answers(self, engine, call):
+        """False where it does not, and is out."""
+        try:
+            async with asyncio.timeout(20):
+                await call
+        except (EngineError, TimeoutError) as error:
+            self.loop.engine_lost(engine.name, str(error))
+            return False
+        return True
 
 
 def run_scenario(scenario, kind=Run):
