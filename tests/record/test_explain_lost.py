@@ -7,7 +7,7 @@ from gruppetto.config.loader import load
 from gruppetto.presets import in_force
 from gruppetto.record.explain import explain, to_text
 from gruppetto.record.explain.read import Event
-from gruppetto.record.explain.unanswered import Held, Unanswered, held_publishes
+from gruppetto.record.explain.unanswered import HeldPublish, Unanswered, held_publishes
 from gruppetto.sim.simulate import simulate
 
 SMALL = ("rollout.prompts_per_step=8", "rollout.group_size=4", "engine.count=2", "engine.slots=16", "run.steps=3")
@@ -168,9 +168,9 @@ def test_a_publish_lost_what_it_took_longer_than_the_others_or_until_an_engine_w
     """One that refuses at once costs a publish nothing, however long that takes; nor does one that fails before it."""
     early = Event(t=9, kind="error", engine="e2")
     hit = published(1, 10, 40, e0=30, e1=20)
-    assert held_publishes([early, *hit, *published(2, 60, 5)], {1, 2}) == [Held(1, 40, 35, ("e1", "e0"))]
-    assert held_publishes(hit, {1}) == [Held(1, 40, 30, ("e1", "e0"))]
-    assert held_publishes(published(1, 10, 40, e0=0), {1}) == [Held(1, 40, 0, ("e0",))]
+    assert held_publishes([early, *hit, *published(2, 60, 5)], {1, 2}) == [HeldPublish(1, 40, 35, ("e1", "e0"))]
+    assert held_publishes(hit, {1}) == [HeldPublish(1, 40, 30, ("e1", "e0"))]
+    assert held_publishes(published(1, 10, 40, e0=0), {1}) == [HeldPublish(1, 40, 0, ("e0",))]
     assert held_publishes([early, *published(1, 10, 40)], {1}) == []
 
 

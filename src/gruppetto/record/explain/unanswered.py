@@ -24,7 +24,7 @@ PATIENCE, SHORTEST_S = 2, 10.0
 """A deadline that is advised is so many times the longest call that was answered, and never shorter than this."""
 
 
-class Held(NamedTuple):
+class HeldPublish(NamedTuple):
     """A publish during which engines were given up, and what that cost of it."""
 
     step: int
@@ -103,7 +103,7 @@ class Unanswered:
             )
 
 
-def unanswered(timelines: Collection[StepTimeline], held: Sequence[Held], seconds: float | None) -> Unanswered:
+def unanswered(timelines: Collection[StepTimeline], held: Sequence[HeldPublish], seconds: float | None) -> Unanswered:
     """Of these steps, which took so many seconds together."""
     hit = [step for step in timelines if step.lost_s > 0]
     if not seconds or not (hit or held):
@@ -119,7 +119,7 @@ def unanswered(timelines: Collection[StepTimeline], held: Sequence[Held], second
     )
 
 
-def held_publishes(events: Iterable[Event], steps: Collection[int]) -> list[Held]:
+def held_publishes(events: Iterable[Event], steps: Collection[int]) -> list[HeldPublish]:
     """The publishes of these steps during which engines were given up; `events`: `OF_PUBLISHES`."""
     begin, given_up = None, dict[str, float]()
     usual, hit = list[float](), list[tuple[int, float, dict[str, float]]]()
@@ -135,7 +135,7 @@ def held_publishes(events: Iterable[Event], steps: Collection[int]) -> list[Held
                 usual.append(event.t - begin)
             begin = None
     return [
-        Held(step, took_s, max(0.0, took_s - median(usual)) if usual else max(until.values()), tuple(until))
+        HeldPublish(step, took_s, max(0.0, took_s - median(usual)) if usual else max(until.values()), tuple(until))
         for step, took_s, until in hit
         if step in steps
     ]
